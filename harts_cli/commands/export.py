@@ -1,0 +1,7 @@
+"""harts export."""
+
+from __future__ import annotations
+
+
+def export() -> None:
+    """Placeholder until the command lands."""

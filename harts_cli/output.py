@@ -1,0 +1,65 @@
+"""The one sink of the command line: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from harts_core.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def stdout() -> Console:
+    """A console for reports (stdout is data)."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def stderr() -> Console:
+    """A console for warnings, progress and errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout, keys in the given order; NaN and infinity are refused."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def warn(message: str) -> None:
+    """Print one warning on stderr."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Yield a progress callback that draws bars on stderr, one per phase; silent off a terminal."""
+    if not sys.stderr.isatty():
+        yield no_progress
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=stderr(),
+        transient=True,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(phase: str, done: int, total: int | None) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total)
+            bars.update(tasks[phase], completed=done, total=total)
+
+        yield report

@@ -1,0 +1,1 @@
+"""Planning: microbatches, sharing windows, call plans and the bundle that states them. No torch here."""
