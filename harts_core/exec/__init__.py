@@ -1,0 +1,1 @@
+"""Execution of plan bundles: kernels, layers, model, training loop."""
