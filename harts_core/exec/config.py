@@ -1,0 +1,320 @@
+"""train.toml: the configuration of a training run as frozen dataclasses that check themselves.
+
+The tables are ``[model]``, ``[objective]``, ``[optimizer]``, ``[parallel]`` and ``[runtime]``. Field names
+are the keys, field types are plain (``schemas/train-config.schema.json`` is derived from them), and unknown
+tables or keys are errors. This module imports neither torch nor numpy, so that a configuration is checked
+before anything heavy starts. docs/configuration.md describes every key.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from harts_core.errors import ConfigError
+
+T = TypeVar("T")
+
+Dtype = Literal["float32", "bfloat16", "float64"]
+Recompute = Literal["none", "layer"]
+Backend = Literal["torch", "naive", "fla"]
+Device = Literal["cpu", "cuda"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ConfigError(what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """``[model]``: which model to build. Empty: the one of ``--checkpoint``.
+
+    Attributes:
+        preset: name of a built-in shape, or None.
+        overrides: every other key of the table: ``bailing_hybrid`` config.json keys. They replace the
+            preset's, or describe the whole model where no preset is named.
+    """
+
+    preset: str | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSection:
+    """``[objective]``: what is minimised.
+
+    Attributes:
+        name: a name in ``harts_core.exec.objectives.OBJECTIVES``, or an import path ``package.module:Name``.
+        options: every other key of the table: fields of that objective.
+    """
+
+    name: str = "grpo"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSection:
+    """``[optimizer]``: AdamW with decoupled weight decay.
+
+    Attributes:
+        learning_rate: peak learning rate.
+        beta1, beta2, eps: AdamW's moment decays and denominator constant.
+        weight_decay: decoupled decay of matrices; one-dimensional parameters are not decayed.
+        max_grad_norm: gradients are scaled down to this global norm; 0 = no clipping.
+        schedule: learning rate after the warmup: ``constant``, or ``linear`` or ``cosine`` decay.
+        warmup_steps: the rate rises linearly over this many steps.
+        decay_steps: the step at which the decay ends (required by ``linear`` and ``cosine``).
+        min_learning_rate: the rate at the end of the decay and after.
+    """
+
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    min_learning_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate >= 0, "[optimizer] learning_rate must not be negative")
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, f"[optimizer] {name} must be in [0, 1)")
+        _require(self.eps > 0, "[optimizer] eps must be positive")
+        for name in ("weight_decay", "max_grad_norm", "warmup_steps", "min_learning_rate"):
+            _require(getattr(self, name) >= 0, f"[optimizer] {name} must not be negative")
+        _require(
+            self.min_learning_rate <= self.learning_rate,
+            "[optimizer] min_learning_rate must not exceed learning_rate",
+        )
+        if self.schedule != "constant":
+            _require(
+                self.decay_steps is not None,
+                f"[optimizer] schedule {self.schedule!r} needs decay_steps, the step at which the decay ends",
+            )
+        if self.decay_steps is not None:
+            _require(
+                self.decay_steps > self.warmup_steps,
+                "[optimizer] decay_steps must be greater than warmup_steps",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSection:
+    """``[parallel]``: how many processes share the work. This version runs one process.
+
+    A plan with D > 1 replicas trains in one process too: their units run one after another.
+
+    Attributes:
+        dp, tp, pp, ep: data-, tensor-, pipeline- and expert-parallel degree.
+        sp: sequence parallelism within the tensor-parallel group.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "ep"):
+            value = getattr(self, name)
+            _require(value >= 1, f"[parallel] {name} must be at least 1")
+            _require(
+                value == 1,
+                f"[parallel] {name} = {value} is not available: this version trains in one process, "
+                f"{name} must be 1",
+            )
+        _require(not self.sp, "[parallel] sp = true needs tensor parallelism, which is not available")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSection:
+    """``[runtime]``: how the work is executed.
+
+    Attributes:
+        dtype: of weights and activations; float32 islands (states, gates, router, norms) stay float32 in a
+            bfloat16 run and are float64 in a float64 run.
+        device: where the model lives.
+        backend: linear-attention kernels: ``torch`` (chunkwise), ``naive`` (token by token, reference),
+            ``fla`` (Triton, needs a GPU).
+        recompute: activations to recompute in the backward pass: ``none`` or every ``layer``.
+        head_block_rows: rows of vocabulary logits held at a time.
+        threads: CPU threads of this process; 0 = torch's default. The results may depend on it in the last
+            bits, so a resumed run should keep it.
+        seed: of the initial weights and of the run's random state.
+        checkpoint_every: steps between checkpoints; 0 = only after the last step.
+        keep_checkpoints: how many of the newest checkpoints to keep.
+    """
+
+    dtype: Dtype = "float32"
+    device: Device = "cpu"
+    backend: Backend = "torch"
+    recompute: Recompute = "none"
+    head_block_rows: int = 1024
+    threads: int = 0
+    seed: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self.head_block_rows >= 1, "[runtime] head_block_rows must be at least 1")
+        _require(self.keep_checkpoints >= 1, "[runtime] keep_checkpoints must be at least 1")
+        for name in ("threads", "checkpoint_every"):
+            _require(getattr(self, name) >= 0, f"[runtime] {name} must not be negative")
+        _require(0 <= self.seed < 2**63, "[runtime] seed must be in [0, 2^63)")
+        _require(
+            self.backend != "fla" or self.device == "cuda", '[runtime] backend "fla" needs device = "cuda"'
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The whole of train.toml; every table may be left out."""
+
+    model: ModelSection = ModelSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    parallel: ParallelSection = ParallelSection()
+    runtime: RuntimeSection = RuntimeSection()
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Any], where: str = "train config") -> TrainConfig:
+        """Check parsed TOML and fill in the defaults.
+
+        Args:
+            tables: table name to its keys.
+            where: named in errors.
+
+        Raises:
+            ConfigError: an unknown table or key (with the nearest known one), a wrong type or value.
+        """
+        sections: dict[str, Any] = {}
+        for name, table in tables.items():
+            if name not in SECTIONS:
+                raise ConfigError(
+                    f"unknown table [{name}]", where=where, hint=suggest(name, SECTIONS, "tables")
+                )
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"{name} must be a table, [{name}]", where=where)
+            sections[name] = parse_section(SECTIONS[name], _split_open_keys(name, table), name, where)
+        return cls(**sections)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same tables in TOML's form, every default resolved (JSON-able)."""
+        tables = asdict(self)
+        for name, open_key in OPEN_KEYS.items():
+            tables[name] |= tables[name].pop(open_key)
+        return tables
+
+
+SECTIONS: dict[str, Any] = {
+    "model": ModelSection,
+    "objective": ObjectiveSection,
+    "optimizer": OptimizerSection,
+    "parallel": ParallelSection,
+    "runtime": RuntimeSection,
+}
+OPEN_KEYS = {"model": "overrides", "objective": "options"}
+"""Tables whose other keys are checked by what they configure; the field that collects them."""
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Read and check train.toml.
+
+    Raises:
+        ConfigError: no such file, not TOML, or anything ``TrainConfig.from_dict`` refuses.
+    """
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"the configuration cannot be read ({error.strerror})",
+            where=str(path),
+            hint="docs/configuration.md shows a complete train.toml",
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not valid TOML: {error}", where=str(path)) from error
+    return TrainConfig.from_dict(tables, str(path))
+
+
+def parse_section(cls: type[T], table: Mapping[str, Any], name: str, where: str) -> T:
+    """Build a configuration dataclass from a table: known keys, right types, its own checks.
+
+    Integers are accepted for floats; nothing else is converted.
+
+    Args:
+        cls: a dataclass with fields of plain types (str, bool, int, float, dict, Literal, or None).
+        table: key to value.
+        name: the table's name, for messages.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: an unknown key, a missing one without default, a wrong type, or a value ``cls`` refuses.
+    """
+    kinds = typing.get_type_hints(cls)
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"[{name}] unknown key {key}", where=where, hint=suggest(key, known, "keys"))
+        try:
+            values[key] = _checked(value, kinds[key])
+        except TypeError as error:
+            raise ConfigError(f"[{name}] {key} {error}", where=where) from None
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=error.where or where, hint=error.hint) from None
+
+
+def _split_open_keys(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Move the keys that are not fields of an open table into its collecting field."""
+    if name not in OPEN_KEYS:
+        return dict(table)
+    own = {f.name for f in fields(SECTIONS[name])} - {OPEN_KEYS[name]}
+    closed = {k: v for k, v in table.items() if k in own}
+    return closed | {OPEN_KEYS[name]: {k: v for k, v in table.items() if k not in own}}
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    """The value as ``kind``, or TypeError saying what it must be."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices or isinstance(value, bool):
+            raise TypeError(f"must be one of {', '.join(map(str, choices))}, not {value!r}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        options = [k for k in typing.get_args(kind) if k is not type(None)]
+        return _checked(value, options[0])  # TOML has no null: an absent key is None
+    plain = origin or kind
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool):
+        raise TypeError(f"must be {_KIND_NAMES[plain]}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"must be finite, not {value!r}")
+    return value
+
+
+_KIND_NAMES = {str: "a string", bool: "true or false", int: "an integer", float: "a number", dict: "a table"}
+
+
+def suggest(word: str, known: typing.Iterable[str], noun: str) -> str:
+    """A hint for a mistyped name: the nearest known one, or all of them."""
+    known = list(known)
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known {noun}: {', '.join(known)}"

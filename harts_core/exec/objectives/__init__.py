@@ -1,0 +1,79 @@
+"""Objectives: functions of log-probabilities in trajectory order, chosen by ``[objective] name``.
+
+Nothing here imports torch: tensors bring their own operations.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import is_dataclass
+from typing import Any
+
+from harts_core.errors import ConfigError
+from harts_core.exec.config import ObjectiveSection, parse_section, suggest
+from harts_core.exec.objectives.grpo import Grpo
+from harts_core.exec.objectives.protocol import (
+    MetricSum,
+    Objective,
+    ObjectiveBatch,
+    ObjectiveOutput,
+    StepTotals,
+)
+
+__all__ = [
+    "OBJECTIVES",
+    "Grpo",
+    "MetricSum",
+    "Objective",
+    "ObjectiveBatch",
+    "ObjectiveOutput",
+    "StepTotals",
+    "build_objective",
+]
+
+OBJECTIVES: dict[str, type[Any]] = {"grpo": Grpo}
+"""Built-in objectives by name."""
+
+
+def build_objective(section: ObjectiveSection, where: str = "train config") -> Objective:
+    """The configured objective with its options.
+
+    Args:
+        section: name (of ``OBJECTIVES``, or an import path ``package.module:Name`` of a dataclass that
+            follows ``Objective``) and options.
+        where: named in errors.
+
+    Raises:
+        ConfigError: no such objective, an unknown option, or a wrong value.
+    """
+    cls = OBJECTIVES.get(section.name)
+    if cls is None:
+        if ":" not in section.name:
+            raise ConfigError(
+                f"[objective] unknown name {section.name}",
+                where=where,
+                hint=f"{suggest(section.name, OBJECTIVES, 'names')}; or an import path package.module:Name",
+            )
+        cls = _import_objective(section.name, where)
+    objective: Objective = parse_section(cls, section.options, "objective", where)
+    return objective
+
+
+def _import_objective(path: str, where: str) -> type[Any]:
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"[objective] cannot import {path} ({error})", where=where) from error
+    if not (isinstance(found, type) and is_dataclass(found) and _is_objective(found)):
+        raise ConfigError(
+            f"[objective] {path} is not an objective: a dataclass with columns and __call__ is needed",
+            where=where,
+            hint="docs/training.md shows one",
+        )
+    return found
+
+
+def _is_objective(cls: type[Any]) -> bool:
+    defines_call = any("__call__" in base.__dict__ for base in cls.__mro__)  # hasattr sees the metaclass's
+    return defines_call and hasattr(cls, "columns")

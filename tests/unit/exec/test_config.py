@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from harts_core.errors import ConfigError
+from harts_core.exec.config import OPEN_KEYS, SECTIONS, TrainConfig, read_config
+from harts_core.exec.objectives import OBJECTIVES
+
+DOC = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "train.toml"
+    file.write_text(text)
+    return file
+
+
+def test_every_table_may_be_left_out(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, "")) == TrainConfig()
+
+
+def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            '[model]\npreset = "cpu-moe"\nnum_hidden_layers = 6\n'
+            '[objective]\nname = "grpo"\nclip_high = 0.28\n'
+            '[optimizer]\nlearning_rate = 1\nschedule = "cosine"\nwarmup_steps = 2\ndecay_steps = 10\n'
+            "[parallel]\ntp = 1\n"
+            '[runtime]\ndtype = "bfloat16"\nrecompute = "layer"\n',
+        )
+    )
+    assert config.model.preset == "cpu-moe"
+    assert config.model.overrides == {"num_hidden_layers": 6}
+    assert config.objective.options == {"clip_high": 0.28}
+    assert config.optimizer.learning_rate == 1.0
+    assert isinstance(config.optimizer.learning_rate, float)
+    assert config.runtime.dtype == "bfloat16"
+    resolved = config.to_dict()
+    assert json.loads(json.dumps(resolved)) == resolved
+    assert resolved["model"] == {"preset": "cpu-moe", "num_hidden_layers": 6}
+    assert resolved["runtime"]["backend"] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[optimiser]\n", "did you mean optimizer?"),
+        ("[runtime]\ndtyp = 'float32'\n", "did you mean dtype?"),
+        ("[runtime]\nzzz = 1\n", "known keys: dtype, device"),
+        ("runtime = 3\n", "runtime must be a table"),
+        ("[runtime]\ndtype = 'float16'\n", "dtype must be one of float32, bfloat16, float64, not 'float16'"),
+        ("[runtime]\nthreads = 1.5\n", "threads must be an integer, not 1.5"),
+        ("[runtime]\nthreads = true\n", "threads must be an integer, not True"),
+        ("[runtime]\nseed = -1\n", "seed must be in"),
+        ("[runtime]\nbackend = 'fla'\n", 'backend "fla" needs device'),
+        ("[runtime]\nhead_block_rows = 0\n", "head_block_rows must be at least 1"),
+        ("[optimizer]\nlearning_rate = inf\n", "learning_rate must be finite"),
+        ("[optimizer]\nlearning_rate = -1.0\n", "learning_rate must not be negative"),
+        ("[optimizer]\nbeta2 = 1.0\n", "beta2 must be in [0, 1)"),
+        ("[optimizer]\nschedule = 'cosine'\n", "needs decay_steps"),
+        ("[optimizer]\nwarmup_steps = 5\ndecay_steps = 5\n", "decay_steps must be greater than warmup_steps"),
+        ("[optimizer]\nlearning_rate = 1e-6\nmin_learning_rate = 1e-5\n", "must not exceed learning_rate"),
+        ("[parallel]\ntp = 2\n", "tp = 2 is not available"),
+        ("[parallel]\nsp = true\n", "sp = true needs tensor parallelism"),
+        ("[parallel]\ndp = 0\n", "dp must be at least 1"),
+        ("[model]\npreset = 3\n", "preset must be a string, not 3"),
+        ("[model\n", "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(tmp_path / "absent.toml")
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    text = DOC.read_text(encoding="utf-8")
+    for section, cls in SECTIONS.items():
+        assert f"## `[{section}]`" in text
+        part = text.split(f"## `[{section}]`")[1].split("\n## ")[0]
+        keys = [f for f in fields(cls) if f.name != OPEN_KEYS.get(section)]
+        if section == "objective":
+            keys += [f for objective in OBJECTIVES.values() for f in fields(objective)]
+        for key in keys:
+            line = next((x for x in part.splitlines() if x.startswith(f"| `{key.name}`")), None)
+            assert line is not None, f"[{section}] {key.name} is not in docs/configuration.md"
+            default = {True: "true", False: "false", None: "none"}.get(key.default, key.default)  # type: ignore[arg-type]
+            if isinstance(key.default, (int, float)) and not isinstance(key.default, bool):
+                default = key.default
+            shown = line.split("|")[3].strip().strip("`")
+            same = float(shown) == default if isinstance(default, float) else shown == str(default)
+            assert same, f"[{section}] {key.name}: default {default}, documented {shown}"
+
+
+def test_config_and_objectives_import_no_torch() -> None:
+    code = (
+        "import sys, harts_core.exec.config, harts_core.exec.objectives;"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
