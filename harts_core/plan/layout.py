@@ -1,0 +1,157 @@
+"""Layouts: which token runs each unit of a plan holds, computes and evaluates.
+
+A layout is everything that a planner decides. :func:`layout_consumers` makes the layout of a plan without
+producers from a partition of the rows; planners with producers, or that split trajectories, fill the same
+tables with imported spans. :func:`harts_core.plan.build.finish_bundle` completes any layout to a bundle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harts_core.plan.bundle import CONSUMER, NONE, AssignmentTable, SpanTable, WindowTable
+from harts_core.trees.rollout_tree import RolloutTree
+from harts_core.trees.segments import build_segment_tree
+
+Int32 = npt.NDArray[np.int32]
+SHARING = ("tree", "none", "group")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """The units of a plan with their spans; costs, sequences and metrics follow from it.
+
+    Attributes:
+        replica, kind, window, slot, order: int32 [units], as in UnitTable.
+        windows, spans, assignments: as in the bundle.
+        sharing: "tree", "none" or "group".
+    """
+
+    replica: Int32
+    kind: Int32
+    window: Int32
+    slot: Int32
+    order: Int32
+    windows: WindowTable
+    spans: SpanTable
+    assignments: AssignmentTable
+    sharing: str
+
+
+def range_minimum(values: npt.NDArray[np.int32], low: Int32, high: Int32) -> Int32:
+    """Minima of ``values[low:high]`` for many ranges, each non-empty; by doubling, O(N log N).
+
+    Args:
+        values: int32 [N].
+        low, high: int [M], 0 ≤ low < high ≤ N.
+    """
+    result = np.empty(len(low), np.int32)
+    level = np.frexp(high - low)[1] - 1  # floor(log2(high − low)), exact for integers below 2^53
+    minima = values
+    for k in range(int(level.max(initial=-1)) + 1):
+        mine = np.flatnonzero(level == k)
+        result[mine] = np.minimum(minima[low[mine]], minima[high[mine] - (1 << k)])
+        minima = np.minimum(minima[: max(0, len(minima) - (1 << k))], minima[1 << k :])
+    return result
+
+
+def neighbour_lcp(lcp: npt.NDArray[np.int32], rows: Int32, first: npt.NDArray[np.bool_]) -> Int32:
+    """Tokens that each listed row shares with the one listed before it; 0 where ``first``.
+
+    Args:
+        lcp: int32 [N], of the tree.
+        rows: int [M], ascending within each run.
+        first: bool [M], True where a run begins.
+    """
+    result = np.zeros(len(rows), np.int32)
+    later = np.flatnonzero(~first)
+    result[later] = range_minimum(lcp, rows[later - 1] + 1, rows[later] + 1)
+    return result
+
+
+def run_starts(keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """bool [M], True where a key differs from the one before it (and at the first)."""
+    first = np.ones(len(keys), np.bool_)
+    first[1:] = keys[1:] != keys[:-1]
+    return first
+
+
+def layout_consumers(tree: RolloutTree, *, dp: int, replica: Int32, slot: Int32, sharing: str) -> Layout:
+    """The layout of consumers without producers.
+
+    A unit is a (slot, replica) pair that has rows; unit ids count them slot by slot. With sharing "tree" a
+    unit's spans are the segments of its rows' prefix tree; with "none" every row is its own span; with
+    "group" the rows of one group share the one prefix common to all of them in the unit.
+
+    Args:
+        tree: the rollout tree.
+        dp: D, the number of replicas.
+        replica, slot: int32 [N], where each row is evaluated; −1 (both) where it was dropped.
+        sharing: one of SHARING.
+
+    Raises:
+        ValueError: another ``sharing``.
+    """
+    rows = np.flatnonzero(slot >= 0).astype(np.int32)
+    key = slot[rows].astype(np.int64) * dp + replica[rows]
+    if sharing == "group":
+        group = np.unique(np.array(tree.group_id), return_inverse=True)[1][rows]
+        order = np.lexsort((rows, group, key))
+        group = group[order]
+    else:
+        order = np.lexsort((rows, key))
+    rows, key = rows[order], key[order]
+    first = run_starts(key)
+    if sharing == "tree":
+        lcp = neighbour_lcp(tree.lcp, rows, first)
+    elif sharing == "none":
+        lcp = np.zeros(len(rows), np.int32)
+    elif sharing == "group":
+        first_of_group = first | run_starts(group)
+        lcp = neighbour_lcp(tree.lcp, rows, first_of_group)
+        begins = np.flatnonzero(first_of_group)
+        sizes = np.diff(np.append(begins, len(rows)))
+        own = np.where(first_of_group, tree.length[rows], lcp)  # a group of one shares its whole row
+        lcp = np.where(first_of_group, 0, np.repeat(np.minimum.reduceat(own, begins), sizes))
+    else:
+        raise ValueError(f"sharing must be one of {SHARING}, not {sharing!r}")
+    unit_key, unit_of_row = np.unique(key, return_inverse=True)
+    # No prefix is shared across units (lcp is 0 where one begins), so one pass gives the forests of all.
+    segments = build_segment_tree(tree.length[rows], lcp)
+    unit = unit_of_row[segments.row]
+    offset = np.searchsorted(unit, np.arange(len(unit_key)))
+    spans = np.arange(len(segments)) - offset[unit]
+    unit_replica, unit_slot = unit_key % dp, unit_key // dp
+    back = np.argsort(rows)  # assignments are listed by row
+    return Layout(
+        replica=unit_replica.astype(np.int32),
+        kind=np.full(len(unit_key), CONSUMER, np.int32),
+        window=np.full(len(unit_key), NONE, np.int32),
+        slot=unit_slot.astype(np.int32),
+        order=unit_slot.astype(np.int32),
+        windows=WindowTable(slot_start=np.empty(0, np.int32), slot_stop=np.empty(0, np.int32)),
+        spans=SpanTable(
+            unit=unit,
+            span=spans,
+            parent=np.where(segments.parent < 0, NONE, segments.parent - offset[unit]),
+            start=segments.start,
+            stop=segments.stop,
+            row=rows[segments.row],
+            owner=unit,
+            owner_span=spans,
+        ),
+        assignments=AssignmentTable(
+            row=rows[back],
+            replica=unit_replica[unit_of_row][back],
+            slot=unit_slot[unit_of_row][back],
+            unit=unit_of_row[back],
+            start=np.zeros(len(rows), np.int32),
+            stop=tree.length[rows][back],
+            span=(segments.row_segment - offset[unit_of_row])[back],
+        ),
+        sharing=sharing,
+    )
