@@ -1,17 +1,19 @@
 """KDA linear attention over packed sequences, with differentiable boundary states.
 
-``naive`` is the token-by-token reference, ``torch`` the chunkwise form on any device, ``fla`` the Triton kernels
-on a GPU.
+``naive`` is the token-by-token reference, ``torch`` the chunkwise form on any device, ``fla`` the Triton
+kernels on a GPU.
 """
 
 from __future__ import annotations
 
 from harts_core.errors import ConfigError
 from harts_core.exec.kda.call import KdaBackend, KdaCall, state_dtype
+from harts_core.exec.kda.chunkwise import kda_chunkwise
 from harts_core.exec.kda.naive import kda_naive
 
 KDA_BACKENDS: dict[str, KdaBackend] = {
     "naive": kda_naive,
+    "torch": kda_chunkwise,
 }
 
 
@@ -25,10 +27,18 @@ def get_kda_backend(name: str) -> KdaBackend:
     if name not in KDA_BACKENDS:
         raise ConfigError(
             f"Unknown KDA backend {name!r}.",
-            where="[runtime] kda_backend",
+            where="runtime.backend",
             hint=f"Choose one of: {', '.join(KDA_BACKENDS)}.",
         )
     return KDA_BACKENDS[name]
 
 
-__all__ = ["KDA_BACKENDS", "KdaBackend", "KdaCall", "get_kda_backend", "kda_naive", "state_dtype"]
+__all__ = [
+    "KDA_BACKENDS",
+    "KdaBackend",
+    "KdaCall",
+    "get_kda_backend",
+    "kda_chunkwise",
+    "kda_naive",
+    "state_dtype",
+]

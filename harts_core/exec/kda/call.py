@@ -21,8 +21,8 @@ class KdaCall:
     """One packed call: N independent sequences laid end to end, each starting on the trajectory's chunk grid.
 
     A sequence is a path of the token tree. Its first token sits at a multiple of ``chunk`` in its trajectory
-    (the tokens before the path's first computed token are replayed), so that chunk c of the sequence is a chunk
-    of every trajectory that runs through it.
+    (the tokens before the path's first computed token are replayed), so that chunk c of the sequence is a
+    chunk of every trajectory that runs through it.
 
     Args:
         lengths: tokens of each sequence, at least 1 (replayed and computed ones).
@@ -50,7 +50,7 @@ class KdaCall:
         for n, c in self.boundaries:
             if not (0 <= n < self.num_sequences and 1 <= c <= self.lengths[n] // self.chunk):
                 raise ValueError(
-                    f"boundary ({n}, {c}): no such full chunk in {self.num_sequences} sequences of chunk {self.chunk}"
+                    f"boundary ({n}, {c}): the call has no such full chunk of {self.chunk} tokens"
                 )
         for n in self.finals:
             if not 0 <= n < self.num_sequences:
@@ -110,8 +110,8 @@ class KdaBackend(Protocol):
             initial_state_NHKV: state of each sequence before its first token; None means zeros.
 
         Returns:
-            o_THV in the dtype of v, and states_MHKV in the state dtype: the boundaries in their order, then the
-            finals. Both differentiable with respect to every tensor argument.
+            o_THV in the dtype of v, and states_MHKV in the state dtype: the boundaries in their order, then
+            the finals. Both differentiable with respect to every tensor argument.
 
         The state dtype is float64 for float64 inputs and float32 for all others.
         """
