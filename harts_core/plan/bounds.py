@@ -63,7 +63,7 @@ def _nested_tokens(parent: Any, start: Any, stop: Any, capacity: int) -> int:
     total = 0
     for i in range(v - 1, -1, -1):
         if below[i]:
-            room = capacity - stop[i]
+            room = max(1, capacity - stop[i])  # positive in any feasible instance
             copies[i] = max(copies[i], (below[i] + room - 1) // room)
         tokens = (stop[i] - start[i]) * copies[i] + below[i]
         p = parent[i]
