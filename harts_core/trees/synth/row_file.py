@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from harts_core.files import atomic_file
 from harts_core.progress import Progress, no_progress
-from harts_core.trees.synth.samples import SynthRow, generate
+from harts_core.trees.build import Trajectory
+from harts_core.trees.synth.samples import generate
 from harts_core.trees.synth.spec import WorkloadSpec
 
 _SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
@@ -99,7 +100,7 @@ def write_rows(path: Path, spec: WorkloadSpec, progress: Progress = no_progress)
             rows += len(group)
             tokens += sum(lengths)
             longest = max(longest, *lengths)
-            trained += sum(len(r.old_logprobs) for r in group)
+            trained += sum(int(np.diff(r.loss_spans).sum()) for r in group)
             tasks.update(r.group_id for r in group)
             progress("rows", rows, spec.rows)
     return SynthSummary(
@@ -117,16 +118,17 @@ def write_rows(path: Path, spec: WorkloadSpec, progress: Progress = no_progress)
     )
 
 
-def rows_to_batch(rows: list[SynthRow]) -> pa.RecordBatch:
-    """Rows as one Arrow batch of ``ROW_SCHEMA``."""
-    spans = np.array([pair for r in rows for pair in r.loss_spans], np.int32)
+def rows_to_batch(rows: list[Trajectory]) -> pa.RecordBatch:
+    """Rows with old log-probs and one advantage each as one Arrow batch of ``ROW_SCHEMA``."""
+    spans = np.concatenate([r.loss_spans for r in rows])
     span_items = pa.StructArray.from_arrays(
         [pa.array(np.ascontiguousarray(spans[:, i])) for i in (0, 1)], fields=list(_SPAN)
     )
     columns: dict[str, Any] = {
         name: pa.array([getattr(r, name) for r in rows], ROW_SCHEMA.field(name).type)
-        for name in ("trajectory_id", "group_id", "step", "reward", "advantage", "policy_version")
+        for name in ("trajectory_id", "group_id", "step", "reward", "policy_version")
     }
+    columns["advantage"] = pa.array(np.concatenate([r.advantages for r in rows]))
     columns["tokens"] = _lists("tokens", [r.tokens for r in rows])
     columns["old_logprobs"] = _lists("old_logprobs", [r.old_logprobs for r in rows])
     columns["loss_spans"] = pa.ListArray.from_arrays(
@@ -144,8 +146,8 @@ def _lists(name: str, values: list[Any]) -> pa.Array:
     )
 
 
-def _row_groups(rows: Iterator[SynthRow]) -> Iterator[list[SynthRow]]:
-    group: list[SynthRow] = []
+def _row_groups(rows: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
+    group: list[Trajectory] = []
     tokens = 0
     for row in rows:
         group.append(row)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harts_core.trees.build import Trajectory
 from harts_core.trees.synth.rollouts import (
     DUMMY,
     HEADER_TOKENS,
@@ -25,34 +26,6 @@ _SURPLUS = 0.12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SynthRow:
-    """One HARTS row.
-
-    Attributes:
-        trajectory_id: unique; ``<rollout>`` or, for a step of a rollout, ``<rollout>#<step>``.
-        group_id: the task.
-        step: index of the assistant turn for step-wise kinds, else None.
-        tokens: int32 [T].
-        loss_spans: half-open trained ranges of positions, sorted.
-        old_logprobs: float32, one per trained position.
-        reward: of the step, or of the whole rollout.
-        advantage: (R − mean) / (std + 1e-6) of the rollout's total reward R over the task's rollouts, each
-            counted once.
-        policy_version: weights that sampled the rollout.
-    """
-
-    trajectory_id: str
-    group_id: str
-    step: int | None
-    tokens: Tokens
-    loss_spans: tuple[tuple[int, int], ...]
-    old_logprobs: Logprobs
-    reward: float
-    advantage: float
-    policy_version: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Sample:
     """A row before its tokens are put together: a rollout up to the action of turn ``turn``."""
 
@@ -62,11 +35,14 @@ class _Sample:
     final: bool
 
 
-def generate(spec: WorkloadSpec) -> Iterator[SynthRow]:
+def generate(spec: WorkloadSpec) -> Iterator[Trajectory]:
     """The rows of a workload, task by task: a pure function of ``spec``, one task in memory at a time.
 
     Yields exactly ``spec.rows`` rows. If ``spec.mean_length`` is set, the rows that the filter drops are
-    chosen so that the mean of all rows so far stays near it.
+    chosen so that the mean of all rows so far stays near it. A trajectory_id is the rollout's name, followed
+    by ``#<step>`` for a step of it; group_id is the task; ``step`` is the index of the assistant turn, None
+    for whole rollouts; ``reward`` is the step's own, or the whole rollout's. There is one advantage per row:
+    (R − mean) / (std + 1e-6) of the rollout's total reward R over its task's rollouts, each counted once.
     """
     num_rows = num_tokens = index = 0
     while num_rows < spec.rows:
@@ -169,7 +145,7 @@ def _pieces(kind: str, task: Task, rollout: Rollout, turn: int) -> list[tuple[To
     return pieces
 
 
-def _render_task(spec: WorkloadSpec, task: Task, samples: list[_Sample]) -> Iterator[SynthRow]:
+def _render_task(spec: WorkloadSpec, task: Task, samples: list[_Sample]) -> Iterator[Trajectory]:
     twins = [s.rollout for s in samples if all(s.rollout is not r for r in task.rollouts)]
     returns = np.array([r.total_reward for r in (*task.rollouts, *twins)])
     mean, scale = float(returns.mean()), float(returns.std()) + ADVANTAGE_EPSILON
@@ -177,7 +153,7 @@ def _render_task(spec: WorkloadSpec, task: Task, samples: list[_Sample]) -> Iter
         rollout, turn = sample.rollout, sample.turn
         stepwise = spec.kind not in WHOLE_KINDS
         tokens, spans, logprobs = _render(spec, _pieces(spec.kind, task, rollout, turn))
-        yield SynthRow(
+        yield Trajectory(
             trajectory_id=f"{rollout.name}#{turn}" if stepwise else rollout.name,
             group_id=task.name,
             step=turn if stepwise else None,
@@ -185,15 +161,13 @@ def _render_task(spec: WorkloadSpec, task: Task, samples: list[_Sample]) -> Iter
             loss_spans=spans,
             old_logprobs=logprobs,
             reward=rollout.rewards[turn] if stepwise else rollout.total_reward,
-            advantage=(rollout.total_reward - mean) / scale,
+            advantages=np.array([(rollout.total_reward - mean) / scale], np.float32),
             policy_version=spec.step,
         )
 
 
-def _render(
-    spec: WorkloadSpec, pieces: list[tuple[Tokens, Turn | None]]
-) -> tuple[Tokens, tuple[tuple[int, int], ...], Logprobs]:
-    """Tokens, loss spans and log-probs of a row, lengths scaled.
+def _render(spec: WorkloadSpec, pieces: list[tuple[Tokens, Turn | None]]) -> tuple[Tokens, Tokens, Logprobs]:
+    """Tokens, loss spans [n, 2] and log-probs of a row, lengths scaled.
 
     Scaling by n puts n − 1 dummy tokens after every token and scales the spans alike: dummies inside a
     trained span are trained, with the log-prob of the token before them.
@@ -203,7 +177,7 @@ def _render(
     for piece, turn in pieces:
         if turn is not None:
             start = position + HEADER_TOKENS
-            spans.append((start * n, (start + len(turn.logprobs)) * n))
+            spans.append((start, start + len(turn.logprobs)))
             logprobs.append(turn.logprobs)
         position += len(piece)
     tokens = np.concatenate([piece for piece, _ in pieces])
@@ -211,4 +185,4 @@ def _render(
         scaled = np.full((len(tokens), n), DUMMY, np.int32)
         scaled[:, 0] = tokens
         tokens = scaled.reshape(-1)
-    return tokens, tuple(spans), np.repeat(np.concatenate(logprobs), n)
+    return tokens, np.array(spans, np.int32) * n, np.repeat(np.concatenate(logprobs), n)

@@ -12,23 +12,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from harts_core.errors import ConfigError
-from harts_core.trees.synth import KINDS, ROW_SCHEMA, SynthRow, generate, workload_spec, write_rows
+from harts_core.trees.build import Trajectory, build_tree
+from harts_core.trees.synth import KINDS, ROW_SCHEMA, generate, workload_spec, write_rows
 from harts_core.trees.synth.rollouts import DUMMY, MESSAGE_START, SUMMARY, THINK_END, THINK_START
 from tests.support import naive_lcp
 
 
-def rows_of(kind: str, **options: object) -> list[SynthRow]:
+def rows_of(kind: str, **options: object) -> list[Trajectory]:
     return list(generate(workload_spec(kind=kind, **options)))  # type: ignore[arg-type]
 
 
-def by_rollout(rows: list[SynthRow]) -> dict[str, list[SynthRow]]:
-    result: dict[str, list[SynthRow]] = {}
+def by_rollout(rows: list[Trajectory]) -> dict[str, list[Trajectory]]:
+    result: dict[str, list[Trajectory]] = {}
     for row in rows:
         result.setdefault(row.trajectory_id.split("#")[0], []).append(row)
     return result
 
 
-def trie_tokens(rows: list[SynthRow]) -> int:
+def trie_tokens(rows: list[Trajectory]) -> int:
     """Sorted rows, common prefixes found by halving: not how HARTS does it."""
     keys = sorted(r.tokens.astype(">i4").tobytes() for r in rows)
     total = len(keys[0])
@@ -53,15 +54,15 @@ def test_every_kind_makes_consistent_rows(kind: str) -> None:
         assert len(row.tokens) <= 400
         assert row.loss_spans[0][0] >= 1
         assert row.loss_spans[-1][1] <= len(row.tokens)
-        assert all(a[1] < b[0] for a, b in itertools.pairwise(row.loss_spans))
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(row.loss_spans.tolist()))
         assert len(row.old_logprobs) == sum(b - a for a, b in row.loss_spans)
         assert np.all(row.old_logprobs <= 0)
-        assert np.isfinite([row.reward, row.advantage]).all()
+        assert np.isfinite([row.reward, row.advantages[0]]).all()
         assert (row.step is None) == (kind in ("trajectory", "tree"))
         assert (len(row.loss_spans) == 1) or row.step is None
     again = rows_of(kind, rows=150, seed=3)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(rows, again, strict=True))
-    assert [r.advantage for r in rows] == [r.advantage for r in again]
+    assert [float(r.advantages[0]) for r in rows] == [float(r.advantages[0]) for r in again]
     other = rows_of(kind, rows=150, seed=4)
     assert not np.array_equal(rows[0].tokens, other[0].tokens)
 
@@ -69,14 +70,14 @@ def test_every_kind_makes_consistent_rows(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_duplicates_have_another_advantage(kind: str) -> None:
     rows = rows_of(kind, rows=300)
-    groups: dict[bytes, list[SynthRow]] = {}
+    groups: dict[bytes, list[Trajectory]] = {}
     for row in rows:
         groups.setdefault(row.tokens.tobytes(), []).append(row)
     pairs = [g for g in groups.values() if len(g) > 1]
     assert pairs
     for group in pairs:
-        assert len({r.advantage for r in group}) == len(group)
-        assert all(np.array_equal(r.old_logprobs, group[0].old_logprobs) for r in group)
+        assert len({float(r.advantages[0]) for r in group}) == len(group)
+        assert len({r.old_logprobs.tobytes() for r in group}) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,7 +112,7 @@ def test_step_rows_are_append_only() -> None:
             assert np.array_equal(a.tokens, b.tokens[: len(a.tokens)])
 
 
-def without_thinking(row: SynthRow) -> list[int]:
+def without_thinking(row: Trajectory) -> list[int]:
     """A row with every thinking part but the last removed."""
     tokens = row.tokens.tolist()
     keep_from = max(i for i, t in enumerate(tokens) if t == THINK_START)
@@ -131,7 +132,7 @@ def test_no_think_rows_are_the_step_rows_without_earlier_thinking() -> None:
         assert a.trajectory_id == b.trajectory_id
         assert without_thinking(a) == b.tokens.tolist()
         assert np.array_equal(a.old_logprobs, b.old_logprobs)
-        (start, stop), (start_bare, stop_bare) = a.loss_spans[0], b.loss_spans[0]
+        (start, stop), (start_bare, stop_bare) = *a.loss_spans, *b.loss_spans
         assert np.array_equal(a.tokens[start:stop], b.tokens[start_bare:stop_bare])
 
 
@@ -163,9 +164,9 @@ def test_advantages_are_group_relative_with_each_rollout_once() -> None:
         group = list(members)
         reward = np.array([r.reward for r in group])
         expected = (reward - reward.mean()) / (reward.std() + 1e-6)
-        np.testing.assert_allclose([r.advantage for r in group], expected, rtol=1e-9)
+        np.testing.assert_allclose([float(r.advantages[0]) for r in group], expected, rtol=1e-6)
     for steps in by_rollout(rows_of("step", rows=80)).values():
-        assert len({r.advantage for r in steps}) == 1
+        assert len({float(r.advantages[0]) for r in steps}) == 1
         assert len({r.reward for r in steps}) == len(steps)
 
 
@@ -175,7 +176,7 @@ def test_length_scale_inserts_dummies_after_every_token(kind: str) -> None:
         assert np.array_equal(scaled.tokens[::3], row.tokens)
         assert np.all(scaled.tokens[1::3] == DUMMY)
         assert np.all(scaled.tokens[2::3] == DUMMY)
-        assert scaled.loss_spans == tuple((3 * a, 3 * b) for a, b in row.loss_spans)
+        assert scaled.loss_spans.tolist() == [[3 * a, 3 * b] for a, b in row.loss_spans]
         assert np.array_equal(scaled.old_logprobs, np.repeat(row.old_logprobs, 3))
 
 
@@ -229,15 +230,22 @@ def test_the_file_holds_the_rows_and_is_the_same_every_time(tmp_path: Path) -> N
     rows = list(generate(spec))
     for stored, row in zip(table.to_pylist(), rows, strict=True):
         assert stored["tokens"] == row.tokens.tolist()
-        assert [(s["start"], s["stop"]) for s in stored["loss_spans"]] == list(row.loss_spans)
+        assert [[s["start"], s["stop"]] for s in stored["loss_spans"]] == row.loss_spans.tolist()
         assert np.array_equal(np.array(stored["old_logprobs"], np.float32), row.old_logprobs)
-        assert np.float32(stored["advantage"]) == np.float32(row.advantage)
+        assert np.float32(stored["advantage"]) == row.advantages[0]
         for name in ("trajectory_id", "group_id", "step", "policy_version"):
             assert stored[name] == getattr(row, name)
     assert summary.tokens == sum(len(r.tokens) for r in rows)
     assert summary.trained_positions == sum(len(r.old_logprobs) for r in rows)
     assert summary.tasks == len({r.group_id for r in rows})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
+
+
+def test_the_trajectories_build_a_tree_in_memory() -> None:
+    rows = rows_of("tree-step")
+    tree = build_tree(rows)
+    assert tree.num_rows == len(rows)
+    assert tree.trie_tokens == trie_tokens(rows)
 
 
 def test_rows_are_streamed_in_groups(tmp_path: Path) -> None:
