@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harts_core.exec.kda.dyadic import block_sizes, halves, lower_blocks
+from harts_core.exec.kda.dyadic import block_sizes, halves, lower_blocks, suffix_sums_
 
 
 class RunSums:
@@ -96,7 +96,7 @@ class _DecayProducts(torch.autograd.Function):
         diagonal = dP.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         dq.addcmul_(diagonal, k)
         dk.addcmul_(diagonal, q)
-        return dq, db, dk, dG.flip(-2).cumsum(-2).flip(-2)
+        return dq, db, dk, suffix_sums_(dG)
 
 
 def _factors(q: Tensor, b: Tensor, k: Tensor, sums: RunSums) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -39,6 +39,14 @@ def lower_blocks(x: Tensor, m: int) -> Tensor:
     return diagonal_blocks(x, 2 * m)[..., m:, :m]
 
 
+def suffix_sums_(x: Tensor) -> Tensor:
+    """Σ over t ≥ s of the rows of x [..., W, K], W a power of two, in place."""
+    for m in block_sizes(x.shape[-2]):
+        first, second = halves(x, m)
+        first += second[..., :1, :]
+    return x
+
+
 class _InverseUnitLower(torch.autograd.Function):
     """X = (I + N)⁻¹ by merging the inverses of the two halves of every run."""
 
