@@ -1,0 +1,91 @@
+"""What a training step reports, and the JSONL file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harts_core.errors import CorruptFileError
+from harts_core.files import atomic_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One optimizer step.
+
+    Attributes:
+        step: counted from 1.
+        loss: the step's loss, over all consumers of all replicas.
+        grad_norm: global gradient norm before clipping.
+        lr: learning rate used.
+        original_tokens: S, token occurrences of the step's trajectories.
+        compact_tokens: tokens computed.
+        trained_positions: log-probabilities in the loss.
+        units: consumers executed.
+        rounds: packed linear-attention calls per KDA layer.
+        seconds: clock time of the step.
+        tokens_per_s: original tokens per second.
+        objective: the objective's own metrics.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    original_tokens: int
+    compact_tokens: int
+    trained_positions: int
+    units: int
+    rounds: int
+    seconds: float
+    tokens_per_s: float
+    objective: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A flat JSON-able record, the objective's metrics after the others."""
+        values: dict[str, Any] = asdict(self)
+        values.update(values.pop("objective"))
+        return values
+
+
+class MetricsLog:
+    """``metrics.jsonl``: one JSON object a line, flushed as it is written.
+
+    Args:
+        path: the file; continued if it exists.
+        after_step: lines of later steps are dropped first (a resumed run repeats them).
+
+    Raises:
+        CorruptFileError: the file has a line that is no record, other than a cut-off last one.
+    """
+
+    def __init__(self, path: Path, after_step: int = 0) -> None:
+        self.path = path
+        kept = [line for step, line in _read_lines(path) if step <= after_step]
+        with atomic_file(path) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def append(self, metrics: StepMetrics) -> None:
+        """Write one step and flush it to disk."""
+        with open(self.path, "a", encoding="utf-8") as f:
+            f.write(json.dumps(metrics.to_dict(), allow_nan=False) + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+
+
+def _read_lines(path: Path) -> list[tuple[int, str]]:
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    complete, cut_off = lines[:-1], lines[-1]
+    del cut_off  # the process was killed while writing it
+    records = []
+    for number, line in enumerate(complete, 1):
+        try:
+            records.append((int(json.loads(line)["step"]), line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFileError("not a metrics record", where=f"{path}, line {number}") from error
+    return records

@@ -1,0 +1,297 @@
+"""A training run: everything between ``harts train``'s options and the trainer's steps.
+
+A run folder holds ``config.json`` (the resolved configuration), ``metrics.jsonl`` and ``checkpoints/``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harts_core.errors import ConfigError, CorruptFileError, DataError, InvalidPlanError, MissingBackendError
+from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
+from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.model_section import resolve_model_config
+from harts_core.exec.objectives import Objective, build_objective
+from harts_core.exec.weights.hf_checkpoint import HfCheckpoint, read_hf_checkpoint
+from harts_core.files import atomic_file, sha256_file
+from harts_core.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harts_core.exec.metrics import StepMetrics
+    from harts_core.exec.trainer import Trainer
+    from harts_core.plan.bundle import PlanBundle
+    from harts_core.trees.rollout_tree import RolloutTree
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+INSTALL = "pip install 'harts[train]'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What to train, on what, and where to write.
+
+    Attributes:
+        plans: plan bundles, one optimizer step each, in order.
+        trees: rollout-tree files; each plan finds its own by content hash.
+        config: train.toml.
+        out: the run folder.
+        checkpoint: a Hugging Face checkpoint (or one of another run) to start from.
+        resume: continue from the run's newest checkpoint; without one, start.
+        steps: optimizer steps of the whole run, the plans repeated as often as needed; None: one pass.
+    """
+
+    plans: tuple[Path, ...]
+    trees: tuple[Path, ...]
+    config: Path
+    out: Path
+    checkpoint: Path | None = None
+    resume: bool = False
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        steps: metrics of the steps taken by this call, in order.
+        checkpoint: the newest checkpoint's folder.
+        steps_before: steps that were done already.
+    """
+
+    steps: tuple[StepMetrics, ...]
+    checkpoint: Path
+    steps_before: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setup:
+    """What is known before torch is imported. ``resume_from`` is the run's newest checkpoint, if any."""
+
+    config: TrainConfig
+    objective: Objective
+    model: ModelConfig
+    weights: HfCheckpoint | None
+    resume_from: Path | None
+    resolved: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input:
+    """One plan with its tree; ``sha256`` is that of plan.json."""
+
+    bundle: PlanBundle
+    tree: RolloutTree
+    sha256: str
+
+
+def train_run(
+    options: RunOptions,
+    *,
+    progress: Progress = no_progress,
+    on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+) -> RunResult:
+    """Train, logging each step and writing checkpoints. Nothing is written before everything was checked.
+
+    Args:
+        options: what to do.
+        progress: called with the phases ``steps`` and ``units``.
+        on_step: called with each step's metrics.
+
+    Raises:
+        ConfigError: the configuration or the options are wrong, or the run folder holds another run.
+        DataError: a file is missing, damaged or lacks a column; the weights do not fit the model.
+        InvalidPlanError: a plan breaks a rule or belongs to another tree.
+        MissingBackendError: torch or the asked-for device is absent.
+        NonFiniteError: a step's loss or gradient is not finite; nothing was updated by it.
+    """
+    setup = _check_options(options)
+    inputs = _read_inputs(options)
+    num_steps = len(inputs) if options.steps is None else options.steps
+    _check_backend(setup.config.runtime)
+    from harts_core.exec.checkpoint import RunState, checkpoint_name, remove_debris, save_checkpoint
+    from harts_core.exec.metrics import MetricsLog
+
+    plans = tuple(i.sha256 for i in inputs)
+    trainer, extra_tensors = _build_trainer(setup, plans)
+    for i in inputs:
+        trainer.prepare(i.bundle, i.tree)
+    folder = _open_run_folder(options.out, setup.resolved)
+    remove_debris(folder)
+    log = MetricsLog(options.out / METRICS, after_step=trainer.steps_done)
+    before, runtime = trainer.steps_done, setup.config.runtime
+    taken = []
+    while trainer.steps_done < num_steps:
+        progress("steps", trainer.steps_done, num_steps)
+        current = inputs[trainer.steps_done % len(inputs)]
+        metrics = trainer.step(current.bundle, current.tree, progress)
+        log.append(metrics)
+        on_step(metrics)
+        taken.append(metrics)
+        every = runtime.checkpoint_every
+        if metrics.step == num_steps or (every and metrics.step % every == 0):
+            state = RunState(step=metrics.step, seed=runtime.seed, dtype=runtime.dtype, plans=plans)
+            save_checkpoint(
+                folder,
+                trainer.model,
+                trainer.optimizer,
+                state,
+                extra_tensors=extra_tensors,
+                keep=runtime.keep_checkpoints,
+            )
+    progress("steps", trainer.steps_done, num_steps)
+    newest = folder / checkpoint_name(trainer.steps_done)
+    return RunResult(steps=tuple(taken), checkpoint=newest, steps_before=before)
+
+
+def _check_options(options: RunOptions) -> _Setup:
+    """Everything that needs neither torch nor the trees."""
+    from harts_core.exec.checkpoint import check_same_config, list_checkpoints
+
+    config = read_config(options.config)
+    where = str(options.config)
+    objective = build_objective(config.objective, where)
+    if not options.plans or not options.trees:
+        raise ConfigError("name at least one plan and one tree")
+    if options.steps is not None and options.steps < 1:
+        raise ConfigError("--steps must be at least 1")
+    if options.out.exists() and not options.out.is_dir():
+        raise ConfigError("the run folder is a file", where=str(options.out))
+    if not options.out.parent.is_dir():
+        raise DataError(
+            "the run's parent folder does not exist",
+            where=str(options.out.parent),
+            hint=f"mkdir -p {options.out.parent}",
+        )
+    if not options.resume and options.out.is_dir() and any(options.out.iterdir()):
+        raise ConfigError(
+            "the run folder is not empty",
+            where=str(options.out),
+            hint="continue that run with --resume, or name another folder",
+        )
+    checkpoints = list_checkpoints(options.out / CHECKPOINTS)
+    source = checkpoints[-1] if checkpoints else options.checkpoint
+    weights = None if source is None else read_hf_checkpoint(source)
+    model = resolve_model_config(config.model, None if weights is None else weights.config, where)
+    resolved = {
+        **config.to_dict(),
+        "model": model.to_dict(),
+        "objective": {"name": config.objective.name, **asdict(objective)},  # type: ignore[call-overload]
+    }
+    if (options.out / CONFIG).is_file():
+        check_same_config(_read_resolved(options.out / CONFIG), resolved, where)
+    elif options.resume and options.out.is_dir() and any(options.out.iterdir()):
+        raise DataError(f"not a run folder: no {CONFIG}", where=str(options.out))
+    return _Setup(
+        config=config,
+        objective=objective,
+        model=model,
+        weights=weights,
+        resume_from=checkpoints[-1] if checkpoints else None,
+        resolved=resolved,
+    )
+
+
+def _read_inputs(options: RunOptions) -> list[_Input]:
+    """Read the trees and plans, each plan with the tree that it was made for."""
+    from harts_core.exec.step_data import check_tree_of
+    from harts_core.plan.bundle_file import MANIFEST, read_bundle
+    from harts_core.trees.tree_file import read_tree
+
+    trees = {tree.content_sha256: tree for tree in map(read_tree, options.trees)}
+    inputs = []
+    for path in options.plans:
+        bundle = read_bundle(path)
+        tree = trees.get(bundle.tree_sha256, next(iter(trees.values())))
+        try:
+            check_tree_of(bundle, tree)
+        except InvalidPlanError as error:
+            raise InvalidPlanError(error.what, where=str(path), hint=error.hint) from None
+        inputs.append(_Input(bundle=bundle, tree=tree, sha256=sha256_file(path / MANIFEST)))
+    return inputs
+
+
+def _check_backend(runtime: RuntimeSection) -> None:
+    """Import torch and set its threads and seed."""
+    try:
+        import safetensors
+        import torch
+    except ImportError as error:
+        raise MissingBackendError(
+            f"training needs {error.name}, which is not installed", hint=INSTALL
+        ) from error
+    del safetensors
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        raise MissingBackendError(
+            "no CUDA device is available", where="[runtime] device", hint='set device = "cpu"'
+        )
+    if runtime.threads:
+        torch.set_num_threads(runtime.threads)
+    torch.manual_seed(runtime.seed)
+
+
+def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict[str, Tensor]]:
+    """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
+    import torch
+
+    from harts_core.exec.checkpoint import read_state, restore_optimizer
+    from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.trainer import Trainer
+    from harts_core.exec.weights.hf_checkpoint import load_weights
+
+    runtime = setup.config.runtime
+    state = None if setup.resume_from is None else read_state(setup.resume_from)
+    if state is not None and state.plans != plans:
+        raise InvalidPlanError(
+            "the plans are not those of the run",
+            where=str(setup.resume_from),
+            hint="resume with the same plans in the same order",
+        )
+    model = HybridModel(
+        setup.model,
+        dtype=getattr(torch, runtime.dtype),
+        kda_backend=runtime.backend,
+        seed=runtime.seed,
+    )
+    extra_tensors = {} if setup.weights is None else load_weights(model, setup.weights)
+    model.to(runtime.device)
+    optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
+    if setup.resume_from is not None:
+        restore_optimizer(setup.resume_from, optimizer)
+    trainer = Trainer(
+        model,
+        setup.objective,
+        optimizer,
+        recompute=runtime.recompute,
+        head_block_rows=runtime.head_block_rows,
+        steps_done=0 if state is None else state.step,
+    )
+    return trainer, extra_tensors
+
+
+def _open_run_folder(out: Path, resolved: dict[str, Any]) -> Path:
+    """Make the run folder, write its configuration, return its folder of checkpoints."""
+    folder = out / CHECKPOINTS
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_file(out / CONFIG) as temporary:
+        temporary.write_text(json.dumps(resolved, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return folder
+
+
+def _read_resolved(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise CorruptFileError(f"not JSON ({error})", where=str(file)) from error
+    if not isinstance(values, dict) or not all(isinstance(v, dict) for v in values.values()):
+        raise CorruptFileError("not the configuration of a run", where=str(file))
+    return values
