@@ -1,4 +1,4 @@
-"""Imports go one way: harts_cli → exec → plan (the bundle, not the planners) → trees → errors, files.
+"""Imports go one way: harts_cli → exec → plan (the bundle, not the planners) → trees → errors, files, …
 
 ``trees`` and ``plan`` run without torch, and the program starts without numpy.
 """
@@ -14,7 +14,7 @@ import pytest
 from tests.architecture.source import PACKAGES, ROOT, imports, module_of, name_of, python_files
 
 HEAVY = {"torch", "megatron", "fla", "transformers", "triton", "safetensors"}
-BASE = ("harts_core.errors", "harts_core.files", "harts_core.progress")
+BASE = ("harts_core.distribution", "harts_core.errors", "harts_core.files", "harts_core.progress")
 BUNDLE = ("harts_core.plan.bundle", "harts_core.plan.bundle_file", "harts_core.plan.validate")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "harts_core.trees": (*BASE, "harts_core.trees"),
