@@ -148,8 +148,26 @@ class UnitLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InitialState:
+    """How a round's initial states are gathered: (piece … piece, zeros) permuted by ``order``.
+
+    Attributes:
+        pieces: (source, int64 index): a round, or −1 for the imported states, and which of its states.
+        num_zeros: zero states behind the pieces.
+        order: int64 [N].
+    """
+
+    pieces: tuple[tuple[int, Tensor], ...]
+    num_zeros: int
+    order: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceLayout:
-    """A unit's index arrays as int64 tensors; ``layout`` is the original."""
+    """A unit's index arrays as int64 tensors; ``layout`` is the original.
+
+    ``initial_states`` has one entry per round, None where every sequence starts from zeros.
+    """
 
     layout: UnitLayout
     device: torch.device
@@ -158,6 +176,7 @@ class DeviceLayout:
     conv_ancestors: tuple[Tensor, ...]
     packed_rows: Tensor
     packed_own: Tensor
+    initial_states: tuple[InitialState | None, ...]
     head_rows: Tensor
     head_labels: Tensor
     head_label_row: Tensor
@@ -179,6 +198,7 @@ class DeviceLayout:
             conv_ancestors=tuple(tensor(column) for column in layout.conv_ancestors.T),
             packed_rows=tensor(layout.packed_rows),
             packed_own=tensor(layout.packed_own),
+            initial_states=_initial_states(layout, device),
             head_rows=tensor(head.rows),
             head_labels=tensor(head.labels),
             head_label_row=tensor(np.repeat(np.arange(len(head.rows)), np.diff(head.label_offsets))),
@@ -198,6 +218,32 @@ class DeviceLayout:
     def to(self, device: torch.device | str) -> DeviceLayout:
         """The same unit's layout on a device."""
         return self.layout.to(device)
+
+
+def _initial_states(layout: UnitLayout, device: torch.device) -> tuple[InitialState | None, ...]:
+    """Split every round's state slots by the round that returned them."""
+    ends = np.cumsum([entry.call.num_states for entry in layout.rounds])
+    result: list[InitialState | None] = []
+    for entry in layout.rounds:
+        slots = entry.initial_state
+        if np.all(slots < 0):
+            result.append(None)
+            continue
+        source = np.where(slots < 0, len(ends) + 1, np.searchsorted(ends, slots, side="right"))
+        order = np.argsort(source, kind="stable")
+        pieces = []
+        for i in np.unique(source[slots >= 0]).tolist():
+            first = ends[i - 1] if i else 0
+            index = torch.tensor(slots[source == i] - first, device=device)
+            pieces.append((i if i < len(ends) else -1, index))
+        result.append(
+            InitialState(
+                pieces=tuple(pieces),
+                num_zeros=int(np.sum(slots < 0)),
+                order=torch.tensor(np.argsort(order), device=device),
+            )
+        )
+    return tuple(result)
 
 
 def build_unit_layout(bundle: PlanBundle, tree: RolloutTree, unit: int, *, replay: bool = True) -> UnitLayout:

@@ -1,0 +1,98 @@
+"""Log-probabilities of the trained positions, without ever holding C × V or S × V logits.
+
+λ = z[row, label] − logsumexp(z[row, :]). Logits are made only for rows that predict a trained position, block
+by block; the backward pass makes them again. A (row, label) pair that several trajectories share is computed
+once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harts_core.exec.kda import state_dtype
+from harts_core.exec.layout import DeviceLayout, UnitLayout
+from harts_core.exec.model.decoder import HybridModel
+
+BLOCK_ROWS = 1024
+"""Default rows of logits that exist at a time."""
+
+
+def unit_logprobs(
+    model: HybridModel,
+    hidden_CH: Tensor,
+    layout: UnitLayout | DeviceLayout,
+    block_rows: int = BLOCK_ROWS,
+    *,
+    imported_hidden: Tensor | None = None,
+) -> Tensor:
+    """λ of every trained position that the unit evaluates.
+
+    Args:
+        model: gives the output matrix.
+        hidden_CH: ``unit_hidden``'s result.
+        layout: the unit's layout.
+        block_rows: rows of logits that exist at a time.
+        imported_hidden: final hidden states of the layout's hidden imports, in its order.
+
+    Returns:
+        [n] in float32 (float64 in a float64 run), ordered by (row, position): ``layout.trained_row`` and
+        ``layout.trained_index`` say which. Differentiable in the hidden states and the output matrix.
+    """
+    if block_rows < 1:
+        raise ValueError(f"block_rows must be at least 1, got {block_rows}")
+    device = layout.to(hidden_CH.device)
+    if imported_hidden is not None:
+        hidden_CH = torch.cat([hidden_CH, imported_hidden])
+    rows = hidden_CH.index_select(0, device.head_rows)
+    weight = model.lm_head.weight
+    labels: Tensor = _LabelLogprobs.apply(rows, weight, device, block_rows)  # type: ignore[no-untyped-call]
+    return labels.index_select(0, device.trained_label)
+
+
+class _LabelLogprobs(torch.autograd.Function):
+    """hidden [R, D], weight [V, D] → λ of each label [L], in the state dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, device: DeviceLayout, block_rows: int) -> Tensor:
+        dtype = state_dtype(hidden.dtype)
+        lse = hidden.new_empty(len(hidden), dtype=dtype)
+        out = hidden.new_empty(len(device.head_labels), dtype=dtype)
+        for rows, labels in _blocks(device, block_rows):
+            logits = (hidden[rows] @ weight.t()).to(dtype)
+            lse[rows] = torch.logsumexp(logits, -1)
+            local = device.head_label_row[labels] - rows.start
+            out[labels] = logits[local, device.head_labels[labels]] - lse[rows][local]
+        ctx.save_for_backward(hidden, weight, lse)
+        ctx.device, ctx.block_rows = device, block_rows
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """∂λ/∂z = onehot(label) − softmax(z): a row's gradient is its labels' minus their sum × softmax."""
+        hidden, weight, lse = ctx.saved_tensors
+        device: DeviceLayout = ctx.device
+        grad = grads[0]
+        dhidden = torch.empty_like(hidden)
+        dweight = torch.zeros_like(weight, dtype=lse.dtype)
+        for rows, labels in _blocks(device, ctx.block_rows):
+            dlogits = (hidden[rows] @ weight.t()).to(lse.dtype)
+            dlogits.sub_(lse[rows].unsqueeze(-1)).exp_()
+            local = device.head_label_row[labels] - rows.start
+            total = lse.new_zeros(len(dlogits)).index_add_(0, local, grad[labels])
+            dlogits.mul_(-total.unsqueeze(-1))
+            dlogits.index_put_((local, device.head_labels[labels]), grad[labels], accumulate=True)
+            dlogits = dlogits.to(hidden.dtype)
+            torch.mm(dlogits, weight, out=dhidden[rows])
+            dweight += dlogits.t() @ hidden[rows]
+        return dhidden, dweight.to(weight.dtype), None, None
+
+
+def _blocks(device: DeviceLayout, block_rows: int) -> list[tuple[slice, slice]]:
+    """(rows, their labels), block by block."""
+    offsets = device.layout.head.label_offsets
+    starts = range(0, len(offsets) - 1, block_rows)
+    ends = [min(a + block_rows, len(offsets) - 1) for a in starts]
+    return [(slice(a, b), slice(int(offsets[a]), int(offsets[b]))) for a, b in zip(starts, ends, strict=True)]

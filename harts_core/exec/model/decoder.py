@@ -1,0 +1,179 @@
+"""The whole model over one unit's compact tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from harts_core.errors import ConfigError
+from harts_core.exec.kda import KdaBackend, get_kda_backend, state_dtype
+from harts_core.exec.layout import DeviceLayout, UnitLayout
+from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.model.init import init_weights
+from harts_core.exec.model.interface import ExportRows, LayerInterface, UnitInterface
+from harts_core.exec.model.kda_layer import KdaAttention
+from harts_core.exec.model.mla_layer import MlaAttention, Rotation
+from harts_core.exec.model.mlp import SwiGLU
+from harts_core.exec.model.moe import MoE, Routing
+from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
+
+Recompute = Literal["none", "layer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitOutput:
+    """A unit's forward.
+
+    Attributes:
+        hidden: [C, D], after the final norm.
+        routing: one entry per layer with experts, in order.
+        interface: what was exported, if anything was asked for.
+    """
+
+    hidden: Tensor
+    routing: tuple[Routing, ...]
+    interface: UnitInterface | None
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, spec: ModelSpec, backend: KdaBackend
+    ) -> None:
+        super().__init__()
+        hidden, state = config.hidden_size, state_dtype(dtype)
+        self.input_layernorm = spec.norm(hidden, config.rms_norm_eps, state)
+        self.attention: KdaAttention | MlaAttention
+        if config.is_mla(index):
+            self.attention = MlaAttention(config, dtype, spec)
+        else:
+            self.attention = KdaAttention(config, dtype, spec, backend)
+        self.post_attention_layernorm = spec.norm(hidden, config.rms_norm_eps, state)
+        self.mlp: MoE | SwiGLU
+        if config.is_moe(index):
+            self.mlp = MoE(config, dtype, spec)
+        else:
+            self.mlp = SwiGLU(hidden, config.intermediate_size, dtype, spec)
+
+    def forward(
+        self,
+        x_CD: Tensor,
+        layout: DeviceLayout,
+        rotation: Rotation,
+        imports: LayerInterface | None,
+        export: ExportRows | None,
+    ) -> tuple[Tensor, Routing | None, LayerInterface | None]:
+        """[C, D] → [C, D], the routing of an expert layer, and the exported rows."""
+        normed = self.input_layernorm(x_CD)
+        if isinstance(self.attention, MlaAttention):
+            out, exported = self.attention(normed, layout, rotation, imports, export)
+        else:
+            out, exported = self.attention(normed, layout, imports, export)
+        x_CD = x_CD + out
+        normed = self.post_attention_layernorm(x_CD)
+        if isinstance(self.mlp, MoE):
+            out, routing = self.mlp(normed)
+            return x_CD + out, routing, exported
+        return x_CD + self.mlp(normed), None, exported
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: the ``model.`` part of the tensor names."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, spec: ModelSpec, backend: KdaBackend) -> None:
+        super().__init__()
+        self.word_embeddings = spec.embedding(config.vocab_size, config.hidden_size, dtype)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i, dtype, spec, backend) for i in range(config.num_hidden_layers)
+        )
+        self.norm = spec.norm(config.hidden_size, config.rms_norm_eps, state_dtype(dtype))
+
+
+class HybridModel(nn.Module):
+    """The hybrid KDA and MLA decoder over compact tokens.
+
+    Parameter names are those of the published checkpoints, except that the routed experts of a layer are
+    fused: ``mlp.experts.{gate,up,down}_proj`` [E, out, in]. Norm, convolution and router weights, A_log,
+    dt_bias and the buffer ``mlp.gate.expert_bias`` are float32 for bfloat16; all is float64 for float64.
+
+    Args:
+        config: the model's shape.
+        dtype: float32, bfloat16 or float64.
+        kda_backend: name of the linear-attention backend.
+        spec: the replaceable parts.
+        seed: of the initial weights; each tensor depends on the seed and its name only.
+
+    Raises:
+        ConfigError: another dtype, or an unknown backend.
+        MissingBackendError: the backend cannot run here.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        kda_backend: str = "torch",
+        spec: ModelSpec = LOCAL_SPEC,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        if dtype not in (torch.float32, torch.bfloat16, torch.float64):
+            raise ConfigError(
+                f"The model cannot run in {dtype}; use float32, bfloat16 or float64.", where="dtype"
+            )
+        self.config, self.dtype = config, dtype
+        self.model = Decoder(config, dtype, spec, get_kda_backend(kda_backend))
+        self.lm_head = spec.lm_head(config.hidden_size, config.vocab_size, dtype)
+        init_weights(self, std=config.initializer_range, seed=seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def forward(
+        self,
+        layout: UnitLayout | DeviceLayout,
+        imports: UnitInterface | None = None,
+        *,
+        recompute: Recompute = "none",
+        export: ExportRows | None = None,
+    ) -> UnitOutput:
+        """Run all layers over the unit's own rows.
+
+        Args:
+            layout: the unit's layout.
+            imports: the rows and states of other units that the layout names, in its order; None only
+                where it names none.
+            recompute: "layer" keeps only each layer's input and runs the layer again in the backward pass.
+            export: rows and states to return for later units.
+        """
+        device = layout.to(self.device)
+        x = self.model.word_embeddings(device.tokens)
+        config = self.config
+        rotation = Rotation(
+            device.positions, config.qk_rope_head_dim, config.rope_theta, state_dtype(self.dtype)
+        )
+        routing: list[Routing] = []
+        exported: list[LayerInterface] = []
+        for i, layer in enumerate(self.model.layers):
+            arguments = (x, device, rotation, imports.layers[i] if imports else None, export)
+            if recompute == "layer":
+                x, routed, part = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, routed, part = layer(*arguments)
+            if routed is not None:
+                routing.append(routed)
+            if part is not None:
+                exported.append(part)
+        hidden = self.model.norm(x)
+        interface = None
+        if export is not None:
+            interface = UnitInterface(layers=tuple(exported), hidden=hidden.index_select(0, export.hidden))
+        return UnitOutput(hidden=hidden, routing=tuple(routing), interface=interface)

@@ -1,0 +1,75 @@
+"""Routed experts on one rank: rows grouped by expert, one grouped matrix product per projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harts_core.exec.model.config import ModelConfig
+
+
+class Experts(nn.Module):
+    """E SwiGLU experts, held fused: ``gate_proj`` and ``up_proj`` [E, F, D], ``down_proj`` [E, D, F]."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        E, D, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.gate_proj = nn.Parameter(torch.empty(E, width, D, dtype=dtype))
+        self.up_proj = nn.Parameter(torch.empty(E, width, D, dtype=dtype))
+        self.down_proj = nn.Parameter(torch.empty(E, D, width, dtype=dtype))
+
+    def forward(self, x_CD: Tensor, weights_Ck: Tensor, experts_Ck: Tensor) -> Tensor:
+        """Σ over a token's experts of weight · expert(x).
+
+        Args:
+            x_CD: tokens, any number including none.
+            weights_Ck: routing weights, in the state dtype.
+            experts_Ck: int64, expert ids, distinct in a row. Experts without tokens are fine.
+
+        Returns:
+            [C, D] in x's dtype; the weighted sum is taken in the weights' dtype, in the order of the columns.
+        """
+        C, k = experts_Ck.shape
+        flat = experts_Ck.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        place = torch.empty_like(order).index_copy_(0, order, torch.arange(C * k, device=order.device))
+        ends = torch.bincount(flat, minlength=len(self.gate_proj)).cumsum(0)
+        x = _Dispatch.apply(x_CD, order // k, place, k)  # type: ignore[no-untyped-call]
+        h = F.silu(grouped_linear(x, self.gate_proj, ends)) * grouped_linear(x, self.up_proj, ends)
+        y_CkD = grouped_linear(h, self.down_proj, ends).index_select(0, place).view(C, k, -1)
+        return (y_CkD * weights_Ck.unsqueeze(-1)).sum(1).to(x_CD.dtype)
+
+
+def grouped_linear(x: Tensor, weight_Eoi: Tensor, ends_E: Tensor) -> Tensor:
+    """Rows [ends[e − 1], ends[e]) of x times the transpose of weight[e].
+
+    Args:
+        x: [R, in], rows grouped by expert.
+        weight_Eoi: [E, out, in].
+        ends_E: int64 [E], cumulative row counts; ends[E − 1] = R.
+    """
+    if x.dtype != torch.float64 and len(x):
+        return F.grouped_mm(x, weight_Eoi.transpose(1, 2), offs=ends_E.to(torch.int32))
+    sizes: list[int] = torch.diff(
+        ends_E, prepend=ends_E.new_zeros(1)
+    ).tolist()  # no grouped product in float64
+    return torch.cat([F.linear(part, w) for part, w in zip(torch.split(x, sizes), weight_Eoi, strict=True)])
+
+
+class _Dispatch(torch.autograd.Function):
+    """x.index_select(0, source); backward sums each token's k copies in a fixed order, without atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, x_CD: Tensor, source: Tensor, place: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.k = k
+        return x_CD.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (place,) = ctx.saved_tensors
+        grad = grads[0].index_select(0, place)
+        return grad.view(-1, ctx.k, grad.shape[-1]).sum(1), None, None, None

@@ -1,0 +1,96 @@
+"""The replaceable parts of the model: one set for a single process, others for tensor and expert parallelism.
+
+Layers ask the spec for their linears, embedding, norms and experts, and take head counts per rank from it;
+nothing else in the layer code knows how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harts_core.errors import ConfigError
+from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.model.experts import Experts
+from harts_core.exec.model.norm import RMSNorm
+
+LinearFactory = Callable[[int, int, torch.dtype], nn.Module]
+"""(input width, output width, dtype) → a module with ``weight`` and no bias."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Factories of the parts that a parallel run replaces. Widths are those of the whole model.
+
+    Attributes:
+        column_linear: output split over the tensor-parallel ranks.
+        row_linear: input split over them; the output is summed.
+        replicated_linear: the whole matrix on every rank.
+        embedding: (vocabulary, width, dtype) → token ids to rows.
+        lm_head: (width, vocabulary, dtype) → a module with ``weight``; the head reads only that.
+        norm: (width, eps, dtype of the weight) → RMSNorm.
+        experts: (config, dtype) → routed experts.
+        tensor_parallel: ranks that the heads and widths are split over.
+    """
+
+    column_linear: LinearFactory
+    row_linear: LinearFactory
+    replicated_linear: LinearFactory
+    embedding: Callable[[int, int, torch.dtype], nn.Module]
+    lm_head: LinearFactory
+    norm: Callable[[int, float, torch.dtype], nn.Module]
+    experts: Callable[[ModelConfig, torch.dtype], nn.Module]
+    tensor_parallel: int = 1
+
+    def local_heads(self, num_heads: int) -> int:
+        """Heads of one rank.
+
+        Raises:
+            ConfigError: the heads do not divide over the ranks.
+        """
+        if num_heads % self.tensor_parallel:
+            raise ConfigError(
+                f"{num_heads} attention heads do not divide over {self.tensor_parallel} ranks.",
+                where="num_attention_heads",
+            )
+        return num_heads // self.tensor_parallel
+
+
+class Linear(nn.Module):
+    """x [..., in] → x Wᵀ [..., out]; the weight [out, in] is left to the model's seeded init."""
+
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        return F.linear(x, self.weight)
+
+
+class Embedding(nn.Module):
+    """int64 token ids [C] → rows [C, width] of ``weight`` [vocabulary, width]."""
+
+    def __init__(self, num_embeddings: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_embeddings, width, dtype=dtype))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up."""
+        return F.embedding(tokens, self.weight)
+
+
+LOCAL_SPEC = ModelSpec(
+    column_linear=Linear,
+    row_linear=Linear,
+    replicated_linear=Linear,
+    embedding=Embedding,
+    lm_head=Linear,
+    norm=RMSNorm,
+    experts=Experts,
+)
+"""Plain torch in one process."""
