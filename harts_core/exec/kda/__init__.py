@@ -9,11 +9,13 @@ from __future__ import annotations
 from harts_core.errors import ConfigError
 from harts_core.exec.kda.call import KdaBackend, KdaCall, state_dtype
 from harts_core.exec.kda.chunkwise import kda_chunkwise
+from harts_core.exec.kda.fla import kda_fla, require_fla
 from harts_core.exec.kda.naive import kda_naive
 
 KDA_BACKENDS: dict[str, KdaBackend] = {
     "naive": kda_naive,
     "torch": kda_chunkwise,
+    "fla": kda_fla,
 }
 
 
@@ -30,6 +32,8 @@ def get_kda_backend(name: str) -> KdaBackend:
             where="runtime.backend",
             hint=f"Choose one of: {', '.join(KDA_BACKENDS)}.",
         )
+    if name == "fla":
+        require_fla()
     return KDA_BACKENDS[name]
 
 
@@ -39,6 +43,7 @@ __all__ = [
     "KdaCall",
     "get_kda_backend",
     "kda_chunkwise",
+    "kda_fla",
     "kda_naive",
     "state_dtype",
 ]

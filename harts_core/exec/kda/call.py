@@ -30,6 +30,9 @@ class KdaCall:
         boundaries: pairs (n, c): return the state after c full chunks of sequence n, 1 ≤ c ≤ lengths[n] // B.
         finals: sequences whose state after their last token is returned too, behind the boundary states.
             Only the no-replay comparison needs them: a state inside a chunk starts another chunk grid.
+        gate_lower_bound: a bound that the caller promises for every log gate (the model's safe gate),
+        or None.
+            It only lets a backend choose a faster kernel; every backend is exact without it.
 
     Raises:
         ValueError: a length, boundary or index is out of range.
@@ -39,6 +42,7 @@ class KdaCall:
     chunk: int
     boundaries: tuple[tuple[int, int], ...] = ()
     finals: tuple[int, ...] = ()
+    gate_lower_bound: float | None = None
     _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from harts_core.exec.kda import kda_chunkwise, kda_naive
+from harts_core.exec.kda import kda_chunkwise
 from tests.numerics.kda.tree_runs import (
     random_inputs,
     random_tree,

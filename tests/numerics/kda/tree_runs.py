@@ -78,14 +78,14 @@ def random_inputs(
 def split_into_paths(tree: Tree, rng: np.random.Generator | None) -> list[list[int]]:
     """Every segment in one path; a random child (or none) continues its parent's path. None: node by node."""
     paths: list[list[int]] = []
-    continued = {0}
+    continued: set[int] = set()
     for s in range(len(tree.parent)):
         children = tree.children(s)
         if rng is not None and children and rng.random() < 0.9:
             continued.add(children[rng.integers(len(children))])
     of_segment: dict[int, list[int]] = {}
     for s, parent in enumerate(tree.parent):
-        if parent >= 0 and s in continued and rng is not None:
+        if parent >= 0 and s in continued:
             of_segment[s] = of_segment[parent]
             of_segment[s].append(s)
         else:
@@ -95,19 +95,30 @@ def split_into_paths(tree: Tree, rng: np.random.Generator | None) -> list[list[i
 
 
 def run_expanded(
-    backend: KdaBackend, tree: Tree, inputs: list[Tensor], chunk: int
+    backend: KdaBackend,
+    tree: Tree,
+    inputs: list[Tensor],
+    chunk: int,
+    *,
+    gate_lower_bound: float | None = None,
 ) -> list[tuple[list[int], Tensor]]:
     """Every root-to-leaf path in full, in one call: its computed rows and its outputs."""
     leaves = [s for s in range(len(tree.parent)) if not tree.children(s)]
     rows = [tree.rows(leaf, 0, tree.stop[leaf]) for leaf in leaves]
-    call = KdaCall(lengths=tuple(map(len, rows)), chunk=chunk)
+    call = KdaCall(lengths=tuple(map(len, rows)), chunk=chunk, gate_lower_bound=gate_lower_bound)
     index = torch.tensor([r for path in rows for r in path])
     o, _ = backend(*(x[index] for x in inputs), call, None)
     return list(zip(rows, o.split(call.lengths), strict=True))
 
 
 def run_compact(
-    backend: KdaBackend, tree: Tree, inputs: list[Tensor], chunk: int, paths: list[list[int]]
+    backend: KdaBackend,
+    tree: Tree,
+    inputs: list[Tensor],
+    chunk: int,
+    paths: list[list[int]],
+    *,
+    gate_lower_bound: float | None = None,
 ) -> Tensor:
     """Every segment once: round by round, boundary states handed over, replay from the anchor."""
     holder = {s: n for n, path in enumerate(paths) for s in path}
@@ -135,9 +146,10 @@ def run_compact(
             lengths=tuple(map(len, rows)),
             chunk=chunk,
             boundaries=tuple((members.index(n), c) for n, c in keys),
+            gate_lower_bound=gate_lower_bound,
         )
         index = torch.tensor([x for path in rows for x in path])
-        zero = inputs[0].new_zeros(H, K, V)
+        zero = inputs[3].new_zeros(H, K, V)
         initial = torch.stack([states[wanted[n]] if n in wanted else zero for n in members])
         o, returned = backend(*(x[index] for x in inputs), call, initial)
         states.update(zip(keys, returned, strict=True))
