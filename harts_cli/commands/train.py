@@ -73,8 +73,8 @@ def _line(metrics: StepMetrics) -> str:
     """One step on one line."""
     own = "  ".join(f"{name} {value:.4g}" for name, value in metrics.objective.items())
     return (
-        f"step {metrics.step}  loss {metrics.loss:.8g}  grad_norm {metrics.grad_norm:.4g}  lr {metrics.lr:.3g}"
-        f"  "
+        f"step {metrics.step}  loss {metrics.loss:.8g}  "
+        f"grad_norm {metrics.grad_norm:.4g}  lr {metrics.lr:.3g}  "
         f"tokens {metrics.original_tokens:,} → {metrics.compact_tokens:,}  "
         f"{metrics.tokens_per_s:,.0f} tokens/s  {own}"
     )
