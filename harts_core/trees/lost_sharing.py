@@ -1,0 +1,172 @@
+"""Where rows that should share tokens part instead: retokenised histories, dropped thinking, edited prompts.
+
+Two exact definitions, both on the finished tree:
+
+``step``: rows a, b of one rollout with consecutive step indices present (a the earlier). A step's context is
+    everything before it, so a should be a prefix of b (or b of a). They lose sharing when they part before
+    either ends; lost tokens = min(length) − LCP.
+``prompt``: neighbouring rows of one group, both without a step index, that part before either has a trained
+    position. Rows of a group answer one prompt; lost tokens = min(first trained position) − LCP.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harts_core.trees.lcp_ranges import LcpRanges
+from harts_core.trees.rollout_tree import RolloutTree
+
+NUM_EXAMPLES = 5
+CONTEXT_BEFORE, CONTEXT_AFTER = 2, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostSharingExample:
+    """One pair of rows that part.
+
+    Attributes:
+        kind: "step" or "prompt".
+        group_id, first_id, second_id: the rows.
+        position: first token position at which they differ.
+        lost_tokens: tokens that are computed twice because of it.
+        context_start: token position of the first id shown.
+        first_tokens, second_tokens: token ids around ``position`` in both rows.
+    """
+
+    kind: str
+    group_id: str
+    first_id: str
+    second_id: str
+    position: int
+    lost_tokens: int
+    context_start: int
+    first_tokens: tuple[int, ...]
+    second_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostSharing:
+    """Totals of a tree and its worst pairs (most lost tokens first)."""
+
+    step_pairs: int
+    step_tokens: int
+    prompt_pairs: int
+    prompt_tokens: int
+    examples: tuple[LostSharingExample, ...]
+
+
+def find_lost_sharing(tree: RolloutTree, rollout_ids: Sequence[str], ranges: LcpRanges) -> LostSharing:
+    """Every pair that loses sharing, by the definitions of this module.
+
+    Args:
+        tree: the tree.
+        rollout_ids: N names, the rollout of each row.
+        ranges: LCPs of the tree's rows.
+    """
+    found: dict[str, tuple[npt.NDArray[np.int64], ...]] = {}
+    stepwise = _stepwise(tree)
+    a, b = _step_pairs(tree, rollout_ids, stepwise)
+    shared = ranges.between(np.minimum(a, b), np.maximum(a, b))
+    found["step"] = _lossy(a, b, shared, np.minimum(tree.length[a], tree.length[b]) - shared)
+    a, b = neighbours_in_groups(tree, np.flatnonzero(~stepwise))
+    shared = ranges.between(a, b)
+    first = _first_trained(tree)
+    found["prompt"] = _lossy(a, b, shared, np.minimum(first[a], first[b]) - shared)
+    worst = sorted(
+        (
+            (-int(lost), kind, int(i), int(j), int(at))
+            for kind, columns in found.items()
+            for i, j, at, lost in zip(*columns, strict=True)
+        ),
+    )[:NUM_EXAMPLES]
+    return LostSharing(
+        step_pairs=len(found["step"][0]),
+        step_tokens=int(found["step"][3].sum()),
+        prompt_pairs=len(found["prompt"][0]),
+        prompt_tokens=int(found["prompt"][3].sum()),
+        examples=tuple(_example(tree, kind, i, j, at, -lost) for lost, kind, i, j, at in worst),
+    )
+
+
+def neighbours_in_groups(
+    tree: RolloutTree, rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Pairs (i, j), i < j, of rows that are next to each other in their group's own sorted order.
+
+    Args:
+        tree: the tree.
+        rows: int64, the rows that count, rising.
+    """
+    codes = group_codes(tree)[rows]
+    order = rows[np.argsort(codes, kind="stable")]
+    codes = np.sort(codes, kind="stable")
+    same = codes[1:] == codes[:-1]
+    return order[:-1][same], order[1:][same]
+
+
+def group_codes(tree: RolloutTree) -> npt.NDArray[np.int64]:
+    """int64 [N], groups numbered by first appearance in row order."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(g, len(numbers)) for g in tree.group_id], np.int64)
+
+
+def _stepwise(tree: RolloutTree) -> npt.NDArray[np.bool_]:
+    if tree.step is None:
+        return np.zeros(tree.num_rows, np.bool_)
+    return np.ones(tree.num_rows, np.bool_) if tree.step_valid is None else tree.step_valid
+
+
+def _step_pairs(
+    tree: RolloutTree, rollout_ids: Sequence[str], stepwise: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    rows = np.flatnonzero(stepwise).tolist()
+    if tree.step is None or not rows:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    step = tree.step.tolist()
+    rows.sort(key=lambda r: (tree.group_id[r], rollout_ids[r], step[r], r))
+    pairs = [
+        (a, b)
+        for a, b in itertools.pairwise(rows)
+        if tree.group_id[a] == tree.group_id[b] and rollout_ids[a] == rollout_ids[b] and step[a] < step[b]
+    ]
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _lossy(a: Any, b: Any, shared: Any, lost: Any) -> tuple[npt.NDArray[np.int64], ...]:
+    at = np.flatnonzero(lost > 0)
+    return a[at], b[at], shared[at], lost[at]
+
+
+def _first_trained(tree: RolloutTree) -> npt.NDArray[np.int64]:
+    """int64 [N], the first trained position; the length where there is none."""
+    first = tree.length.astype(np.int64)
+    some = np.flatnonzero(tree.loss_spans.lengths)
+    first[some] = tree.loss_spans.values[tree.loss_spans.offsets[some]]
+    return first
+
+
+def _example(tree: RolloutTree, kind: str, a: int, b: int, position: int, lost: int) -> LostSharingExample:
+    start = max(0, position - CONTEXT_BEFORE)
+
+    def tokens(row: int) -> tuple[int, ...]:
+        stop = min(int(tree.length[row]), position + CONTEXT_AFTER)
+        return tuple(tree.tokens(row, start, stop).tolist())
+
+    return LostSharingExample(
+        kind=kind,
+        group_id=tree.group_id[a],
+        first_id=tree.trajectory_id[a],
+        second_id=tree.trajectory_id[b],
+        position=position,
+        lost_tokens=lost,
+        context_start=start,
+        first_tokens=tokens(a),
+        second_tokens=tokens(b),
+    )
