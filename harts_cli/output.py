@@ -33,6 +33,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def print_text(text: str) -> None:
+    """Print one line of plain text on stdout; brackets in file names are not markup."""
+    sys.stdout.write(text + "\n")
+
+
+def fail(message: str) -> None:
+    """Print why the exit code will not be 0 (a limit that was missed, plans that differ) on stderr."""
+    sys.stderr.write(f"fail: {message}\n")
+
+
 def warn(message: str) -> None:
     """Print one warning on stderr."""
     sys.stderr.write(f"warning: {message}\n")

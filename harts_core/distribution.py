@@ -19,8 +19,7 @@ class Distribution:
     Attributes:
         count: how many; with 0 all other numbers are 0 and there is no bin.
         minimum, median, mean, p90, maximum: of the numbers.
-        edges: bounds of the histogram's bins, one more than ``counts``; bins are half-open, the last one
-            closed.
+        edges: bounds of the histogram's half-open bins, one more than ``counts``.
         counts: numbers in each bin.
     """
 
@@ -42,7 +41,7 @@ def describe(values: npt.NDArray[Any]) -> Distribution:
             count=0, minimum=0.0, median=0.0, mean=0.0, p90=0.0, maximum=0.0, edges=(), counts=()
         )
     low, high = float(values.min()), float(values.max())
-    edges = _round_edges(low, high)
+    edges = _round_edges(low, high, whole=bool(np.all(values == np.floor(values))))
     counts, _ = np.histogram(values, edges)
     return Distribution(
         count=len(values),
@@ -56,12 +55,15 @@ def describe(values: npt.NDArray[Any]) -> Distribution:
     )
 
 
-def _round_edges(low: float, high: float) -> npt.NDArray[np.float64]:
-    """At most NUM_BINS + 1 bins of width 1, 2, 2.5 or 5 times a power of ten that cover [low, high]."""
-    if high == low:
-        return np.array([low, low + 1.0])
-    raw = (high - low) / NUM_BINS
+def _round_edges(low: float, high: float, whole: bool) -> npt.NDArray[np.float64]:
+    """Edges of at most NUM_BINS + 1 half-open bins that cover [low, high].
+
+    Their width is 1, 2, 2.5 or 5 times a power of ten, and a whole number for whole numbers.
+    """
+    least = 1.0 if whole else 0.0
+    raw = max((high - low) / NUM_BINS, least) or 1.0
     power = 10.0 ** math.floor(math.log10(raw))
-    width = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-12))
-    first, last = math.floor(low / width), math.ceil(high / width)
+    factors = (1, 2, 5, 10) if whole and power == 1 else (1, 2, 2.5, 5, 10)
+    width = next(m * power for m in factors if m * power >= raw * (1 - 1e-12))
+    first, last = math.floor(low / width), math.floor(high / width) + 1
     return np.arange(first, last + 1, dtype=np.float64) * width

@@ -1,12 +1,114 @@
-"""harts inspect."""
+"""harts inspect: look into rollout trees and plans, and compare plans."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-app = typer.Typer(help="Look into trees, plans, schedules.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from harts_cli.report.sections import Report
+
+app = typer.Typer(help="Look into rollout trees and plans, compare plans.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", help="Also write the report as one self-contained HTML page.")
+]
+GateOption = Annotated[
+    list[str] | None,
+    typer.Option("--fail-under", metavar="METRIC=VALUE", help="Exit 1 if the metric is lower; repeatable."),
+]
 
 
-@app.callback()
-def _root() -> None:
-    pass
+@app.command("tree")
+def tree(
+    file: Annotated[Path, typer.Argument(help="Rollout-tree file.")],
+    json: JsonOption = False,
+    html: HtmlOption = None,
+    fail_under: GateOption = None,
+) -> None:
+    """Show what a rollout tree shares: rows, lengths, forks, compression, groups."""
+    from harts_cli.report.gates import missed_gates, parse_gates
+    from harts_cli.report.tree_view import tree_report
+    from harts_core.trees.statistics import tree_statistics
+    from harts_core.trees.tree_file import read_tree
+
+    gates = parse_gates(fail_under or [])
+    statistics = tree_statistics(read_tree(file))
+    missed = missed_gates(gates, statistics.metrics)
+    _show(statistics, tree_report(str(file), statistics), json=json, html=html)
+    _stop_if(missed)
+
+
+@app.command("plan")
+def plan(
+    bundle: Annotated[Path, typer.Argument(help="Plan bundle (folder).")],
+    tree_file: Annotated[
+        Path | None, typer.Option("--tree", help="Its rollout-tree file: check the plan against it first.")
+    ] = None,
+    json: JsonOption = False,
+    html: HtmlOption = None,
+    fail_under: GateOption = None,
+) -> None:
+    """Show a plan: metrics, replicas, slots, windows, rounds, fill."""
+    from harts_cli.report.gates import missed_gates, parse_gates
+    from harts_cli.report.plan_view import plan_sections
+    from harts_core.plan.bundle_file import read_bundle
+    from harts_core.plan.report import plan_report
+    from harts_core.plan.validate import validate_plan
+    from harts_core.trees.tree_file import read_tree
+
+    gates = parse_gates(fail_under or [])
+    loaded = read_bundle(bundle)
+    if tree_file is not None:
+        validate_plan(loaded, read_tree(tree_file))
+    report = plan_report(loaded, validated=tree_file is not None)
+    missed = missed_gates(gates, report.metrics)
+    _show(report, plan_sections(str(bundle), report), json=json, html=html)
+    _stop_if(missed)
+
+
+@app.command("diff")
+def diff(
+    a: Annotated[Path, typer.Argument(help="Plan bundle.")],
+    b: Annotated[Path, typer.Argument(help="Plan bundle to compare with it.")],
+    json: JsonOption = False,
+    html: HtmlOption = None,
+) -> None:
+    """Compare two plans; exit 1 if they differ (clock times are not compared)."""
+    from harts_cli.report.diff_view import diff_report
+    from harts_core.plan.bundle_file import read_bundle
+    from harts_core.plan.diff import diff_plans
+
+    result = diff_plans(read_bundle(a), read_bundle(b))
+    _show(result, diff_report(str(a), str(b), result), json=json, html=html)
+    if not result.same:
+        raise typer.Exit(1)
+
+
+def _show(data: Any, report: Report, *, json: bool, html: Path | None) -> None:
+    """Print a report (``data``: the dataclass that --json prints) and write its HTML page."""
+    from dataclasses import asdict
+
+    from harts_cli.output import print_json, stdout
+    from harts_cli.report.html import write_html
+    from harts_cli.report.terminal import print_report
+
+    if html is not None:
+        write_html(html, report)
+    if json:
+        print_json(asdict(data))
+    else:
+        print_report(stdout(), report)
+
+
+def _stop_if(missed: list[str]) -> None:
+    """Exit 1 with the sentences, if there are any."""
+    from harts_cli.output import fail
+
+    for sentence in missed:
+        fail(sentence)
+    if missed:
+        raise typer.Exit(1)

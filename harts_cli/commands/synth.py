@@ -53,7 +53,7 @@ def synth(
     """
     from dataclasses import asdict
 
-    from harts_cli.output import print_json, progress_bar, stdout
+    from harts_cli.output import print_json, print_text, progress_bar
     from harts_core.trees.synth import workload_spec, write_rows
 
     spec = workload_spec(
@@ -70,7 +70,7 @@ def synth(
     if json:
         print_json(asdict(summary))
         return
-    stdout().print(
+    print_text(
         f"{output}: {summary.rows:,} rows of {summary.tasks} tasks, {summary.tokens:,} tokens "
         f"(mean {summary.mean_length:,.0f}, longest {summary.max_length:,}), "
         f"{summary.trained_positions:,} trained positions"

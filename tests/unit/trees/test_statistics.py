@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harts_core.distribution import describe
 from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.statistics import duplicate_rows, prefix_rows, tree_statistics
@@ -116,20 +115,3 @@ def test_neighbour_lcp_of_subsets_equals_comparing_tokens() -> None:
             for k, (row, start) in enumerate(zip(rows, first, strict=True))
         ]
         assert neighbour_lcp(tree.lcp, rows, first).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    "values", [[1], [0, 0, 0], [3, 99, 50], [0.25, 0.75], [-5, 5], [1e9, 2e9], [0.1, 0.2, 0.3]]
-)
-def test_a_distribution_covers_all_values_in_few_round_bins(values: list[float]) -> None:
-    result = describe(np.array(values))
-    assert result.count == sum(result.counts) == len(values)
-    assert result.edges[0] <= min(values)
-    assert result.edges[-1] >= max(values)
-    assert 1 <= len(result.counts) <= 14
-    assert (result.minimum, result.maximum) == (min(values), max(values))
-    assert result.mean == pytest.approx(sum(values) / len(values))
-
-
-def test_a_distribution_of_nothing() -> None:
-    assert describe(np.empty(0)).count == 0
