@@ -1,7 +1,7 @@
 """Runs Triton kernels, flash-linear-attention's and our own, on the CPU in Triton's interpreter.
 
-Call ``enable()`` before anything imports ``fla`` or a module with kernels, in a process of its own: it changes
-Triton for the whole process. What the stock interpreter (triton 3.4 to 3.9) lacks for these kernels:
+Call ``enable()`` before anything imports ``fla`` or a module with kernels, in a process of its own: it
+changes Triton for the whole process. What the stock interpreter (triton 3.4 to 3.9) lacks for these kernels:
 
 - Autotuning wants timings: the first configuration wins instead.
 - ``for i in range(n)`` gives Python integers, where compiled kernels see scalars (``i.to(tl.int64)``).

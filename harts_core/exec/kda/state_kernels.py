@@ -73,13 +73,13 @@ def state_forward_kernel(
         w_BK = tl.load(w + key_at, mask=in_rk, other=0.0)
         k_BK = tl.load(k + key_at, mask=in_rk, other=0.0)
         v_BV = tl.load(u + value_at, mask=in_rv, other=0.0).to(tl.float32)
-        v_BV -= tl.dot(w_BK, S.to(w_BK.dtype), input_precision="ieee")
+        v_BV -= tl.dot(w_BK, S.to(w_BK.dtype), input_precision="tf32x3")
         tl.store(v + value_at, v_BV.to(v.dtype.element_ty), mask=in_rv)
 
         last = tl.minimum(first + (i + 1) * B, stop) - 1
         g_last = tl.load(g + (last * H + head) * K + key, mask=in_key, other=0.0)
         S = S * tl.exp2(g_last)[:, None]
-        S += tl.dot(tl.trans(k_BK), v_BV.to(k_BK.dtype), input_precision="ieee")
+        S += tl.dot(tl.trans(k_BK), v_BV.to(k_BK.dtype), input_precision="tf32x3")
 
         slot = tl.load(slots + chunk).to(tl.int64)
         if slot >= 0:
@@ -151,14 +151,14 @@ def state_backward_kernel(
         q_BK = tl.load(q + key_at, mask=in_rk, other=0.0)
         do_BV = tl.load(do + value_at, mask=in_rv, other=0.0)
         dv_BV = tl.load(dv_local + value_at, mask=in_rv, other=0.0).to(tl.float32)
-        dv_BV += tl.dot(k_BK, dS.to(k_BK.dtype), input_precision="ieee")
+        dv_BV += tl.dot(k_BK, dS.to(k_BK.dtype), input_precision="tf32x3")
         tl.store(dv + value_at, dv_BV.to(dv.dtype.element_ty), mask=in_rv)
 
         last = tl.minimum(first + (i + 1) * B, stop) - 1
         g_last = tl.load(g + (last * H + head) * K + key, mask=in_key, other=0.0)
         dS = dS * tl.exp2(g_last)[:, None]
-        dS += tl.dot(tl.trans(q_BK), do_BV.to(q_BK.dtype), input_precision="ieee")
-        dS -= tl.dot(tl.trans(w_BK), dv_BV.to(w_BK.dtype), input_precision="ieee")
+        dS += tl.dot(tl.trans(q_BK), do_BV.to(q_BK.dtype), input_precision="tf32x3")
+        dS -= tl.dot(tl.trans(w_BK), dv_BV.to(w_BK.dtype), input_precision="tf32x3")
     tl.store(dinitial + (n * H + head).to(tl.int64) * K * V + state_at, dS, mask=in_state)
 
 
