@@ -19,6 +19,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "tokens": ("tokens", "input_ids", "token_ids", "sequences"),
     "prompt": ("prompt_ids", "prompt_token_ids", "prompts"),
     "response": ("response_ids", "completion_ids", "response_token_ids", "responses"),
+    "response_length": ("response_length",),
     "attention_mask": ("attention_mask",),
     "loss_spans": ("loss_spans",),
     "loss_mask": (
@@ -51,6 +52,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """HARTS field → accepted names, best first."""
 
+RESPONSE_MASKS = ("response_mask", "action_mask")
+"""Masks that cover the response alone where they are shorter than the tokens."""
+
 
 def sniff(record: Mapping[str, Any]) -> bool:
     """Whether the record has tokens, or a prompt and a response part."""
@@ -64,13 +68,18 @@ def sniff(record: Mapping[str, Any]) -> bool:
 def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator[RawRecord]:
     """The one trajectory of a record."""
 
-    def pick(field: str) -> Any:
+    def source_of(field: str) -> str | None:
+        """The record's own name of a field: the mapped one, or the first alias that is not null."""
         if field in options.fields:
-            value = lookup(record, options.fields[field])
-            if value is None:
-                raise DataError(f"{options.fields[field]} (mapped to {field}) is missing or null")
-            return value
-        return next((record[n] for n in ALIASES[field] if n in record and record[n] is not None), None)
+            return options.fields[field]
+        return next((n for n in ALIASES[field] if n in record and record[n] is not None), None)
+
+    def pick(field: str) -> Any:
+        source = source_of(field)
+        value = None if source is None else lookup(record, source)
+        if value is None and source is not None:
+            raise DataError(f"{source} (mapped to {field}) is missing or null")
+        return value
 
     tokens, prompt, response = pick("tokens"), pick("prompt"), pick("response")
     if tokens is None:
@@ -83,11 +92,9 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
             )
         tokens = np.concatenate([_part(prompt, "prompt"), _part(response, "response")])
     mask, spans = pick("loss_mask"), pick("loss_spans")
-    # A response beside full tokens tells which trailing part response-length arrays belong to.
-    length = None if response is None or isinstance(response, str) else len(_part(response, "response"))
-    if length is None and spans is None and isinstance(mask, list | np.ndarray):
-        size = len(flat_array(mask, "loss_mask", ""))
-        length = size if size < len(flat_array(tokens, "tokens", "")) else None
+    length = _response_length(response, pick("response_length"))
+    if length is None and mask is not None and source_of("loss_mask") in RESPONSE_MASKS:
+        length = len(flat_array(mask, "loss_mask", ""))
     if mask is None and spans is None:
         if length is None:
             raise DataError(
@@ -117,6 +124,15 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
         vocab_size=pick("vocab_size"),
         sampling=pick("sampling"),
     )
+
+
+def _response_length(response: Any, stated: Any) -> int | None:
+    """How many trailing tokens are the response, by its own part or by a length field."""
+    if response is not None and not isinstance(response, str):
+        return len(_part(response, "response"))
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 0):
+        raise DataError(f"response_length is {stated!r}, not a length")
+    return None if stated is None else int(stated)
 
 
 def _part(value: Any, field: str) -> Any:
