@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harts_core.errors import ConfigError, CorruptFileError, DataError, InvalidPlanError, MissingBackendError
 from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.model_section import resolve_model_config
+from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint, read_hf_checkpoint
 from harts_core.files import atomic_file, sha256_file
@@ -183,7 +183,7 @@ def _check_options(options: RunOptions) -> _Setup:
     model = resolve_model_config(config.model, None if weights is None else weights.config, where)
     resolved = {
         **config.to_dict(),
-        "model": model.to_dict(),
+        "model": {key: getattr(model, key) for key in COMPUTED},
         "objective": {"name": config.objective.name, **asdict(objective)},  # type: ignore[call-overload]
     }
     if (options.out / CONFIG).is_file():

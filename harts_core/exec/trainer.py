@@ -168,7 +168,7 @@ class Trainer:
     def _run_unit(self, data: StepData, unit: int) -> tuple[float, dict[str, MetricSum]]:
         """Forward and backward of one consumer; a loss that is not finite has no backward."""
         output = self.objective(data.batch(unit, self.logprobs(data, unit)))
-        value = float(output.loss)
+        value = float(output.loss.detach())
         if math.isfinite(value):
             output.loss.backward()  # type: ignore[no-untyped-call]
         return value, output.metrics
