@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.distribution import Distribution, describe
-from harts_core.trees.lcp_ranges import LcpRanges
-from harts_core.trees.lost_sharing import group_codes, neighbours_in_groups
+from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.segments import SegmentTree, build_segment_tree
 
@@ -144,24 +143,27 @@ def tree_statistics(tree: RolloutTree, chunks: tuple[int, ...] = CHUNKS) -> Tree
 
 def group_statistics(tree: RolloutTree) -> tuple[GroupStatistics, ...]:
     """Every group's own sharing (the tree cut at group bounds), the group with most tokens first."""
-    names = list(dict.fromkeys(tree.group_id))  # as group_codes numbers them
-    codes = group_codes(tree)
-    rows = np.bincount(codes)
-    tokens, shared = np.zeros((2, len(names)), np.int64)
-    np.add.at(tokens, codes, tree.length)
-    first, second = neighbours_in_groups(tree, np.arange(tree.num_rows))
-    np.add.at(shared, codes[second], LcpRanges(tree.lcp).between(first, second))
-    groups = [
+    names, group = np.unique(np.array(tree.group_id, dtype=object), return_inverse=True)
+    rows = np.argsort(group, kind="stable")
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = group[rows[1:]] != group[rows[:-1]]
+    starts = np.flatnonzero(first)
+    length = tree.length[rows].astype(np.int64)
+    shared = neighbour_lcp(tree.lcp, rows, first)
+    counts = np.diff(np.append(starts, len(rows)))
+    tokens = np.add.reduceat(length, starts)
+    trie_tokens = tokens - np.add.reduceat(shared.astype(np.int64), starts)
+    order = np.lexsort((np.arange(len(names)), -tokens))
+    return tuple(
         GroupStatistics(
-            group_id=name,
-            rows=int(rows[i]),
+            group_id=str(names[i]),
+            rows=int(counts[i]),
             tokens=int(tokens[i]),
-            trie_tokens=int(tokens[i] - shared[i]),
-            compression=float(tokens[i] / (tokens[i] - shared[i])),
+            trie_tokens=int(trie_tokens[i]),
+            compression=float(tokens[i] / trie_tokens[i]),
         )
-        for i, name in enumerate(names)
-    ]
-    return tuple(sorted(groups, key=lambda g: (-g.tokens, g.group_id)))
+        for i in order.tolist()
+    )
 
 
 def duplicate_rows(tree: RolloutTree) -> npt.NDArray[np.bool_]:

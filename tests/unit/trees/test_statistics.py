@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.statistics import duplicate_rows, prefix_rows, tree_statistics
-from tests.support import random_sequences, tree_from_sequences
+from tests.support import naive_lcp, random_sequences, tree_from_sequences
 
 
 def prefixes(sequences: list[list[int]]) -> set[tuple[int, ...]]:
@@ -99,3 +100,18 @@ def test_metrics_are_the_single_numbers() -> None:
     assert set(metrics) >= {"rows", "tokens", "trie_tokens", "group_compression", "duplicates"}
     assert "length" not in metrics
     assert "content_sha256" not in metrics
+
+
+def test_neighbour_lcp_of_subsets_equals_comparing_tokens() -> None:
+    tree, _, _ = random_tree(5)
+    rng = np.random.default_rng(0)
+    tokens = tree.all_tokens()
+    for _ in range(50):
+        rows = np.flatnonzero(rng.random(tree.num_rows) < 0.4)
+        first = rng.random(len(rows)) < 0.2
+        first[:1] = True
+        expected = [
+            0 if start else naive_lcp(tokens[int(rows[k - 1])].tolist(), tokens[int(row)].tolist())
+            for k, (row, start) in enumerate(zip(rows, first, strict=True))
+        ]
+        assert neighbour_lcp(tree.lcp, rows, first).tolist() == expected
