@@ -117,11 +117,11 @@ def _print_report(report: IngestReport, output: Path) -> None:
         table.add_row(name, value)
     console.print(table)
     groups = Table(title=f"groups ({len(report.groups)})", title_justify="left")
-    for name in ("group", "rollouts", "rows", "tokens", "trie tokens", "compression"):
+    for name in ("group", "rows", "tokens", "trie tokens", "compression"):
         groups.add_column(name, justify="left" if name == "group" else "right", overflow="fold")
     for g in report.groups[:NUM_GROUPS_SHOWN]:
-        numbers = (f"{g.rollouts:,}", f"{g.rows:,}", f"{g.tokens:,}", f"{g.trie_tokens:,}")
-        groups.add_row(escape(g.group_id), *numbers, f"{g.tokens / g.trie_tokens:.2f}×")
+        numbers = (f"{g.rows:,}", f"{g.tokens:,}", f"{g.trie_tokens:,}")
+        groups.add_row(escape(g.group_id), *numbers, f"{g.compression:.2f}×")
     if len(report.groups) > NUM_GROUPS_SHOWN:
         groups.add_row("…")
     console.print(groups)

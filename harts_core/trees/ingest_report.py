@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from harts_core.trees.findings import Finding, Findings
-from harts_core.trees.lcp_ranges import LcpRanges
-from harts_core.trees.lost_sharing import (
-    LostSharing,
-    find_lost_sharing,
-    group_codes,
-    neighbours_in_groups,
-)
+from harts_core.trees.lost_sharing import LostSharing, find_lost_sharing
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.segments import build_segment_tree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupReport:
-    """One group of the tree: its rows, tokens, and the tokens of its own trie."""
-
-    group_id: str
-    rows: int
-    rollouts: int
-    tokens: int
-    trie_tokens: int
+from harts_core.trees.statistics import GroupStatistics, duplicate_rows, group_statistics, prefix_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +44,7 @@ class IngestReport:
     group_trie_tokens: int
     rollouts: int
     stepwise_rows: int
-    groups: tuple[GroupReport, ...]
+    groups: tuple[GroupStatistics, ...]
     singleton_groups: int
     duplicates: int
     prefix_rows: int
@@ -103,17 +86,14 @@ def make_report(
         findings: drops and warnings so far; the report adds a warning when every group has one rollout.
         sources: name, sha256, records of every file read.
     """
-    ranges = LcpRanges(tree.lcp)
-    groups = _group_reports(tree, rollout_ids, ranges)
-    singleton = sum(g.rollouts == 1 for g in groups)
+    groups = group_statistics(tree)
+    singleton = _num_singleton_groups(tree, rollout_ids)
     if singleton == len(groups) > 1:
         findings.warn(
             "every group has one rollout; name the group field with --group-key, or use --group-size",
             groups[0].group_id,
             singleton,
         )
-    duplicate = np.zeros(tree.num_rows, np.bool_)
-    duplicate[1:] = (tree.lcp[1:] == tree.length[1:]) & (tree.length[1:] == tree.length[:-1])
     segments = build_segment_tree(tree.length, tree.lcp)
     return IngestReport(
         sources=tuple(sources),
@@ -127,11 +107,11 @@ def make_report(
         stepwise_rows=_num_stepwise(tree),
         groups=groups,
         singleton_groups=singleton,
-        duplicates=int(duplicate.sum()),
-        prefix_rows=_num_prefix_rows(tree, duplicate),
+        duplicates=int(duplicate_rows(tree).sum()),
+        prefix_rows=int(prefix_rows(tree).sum()),
         roots=int((segments.parent < 0).sum()),
         forks=len(np.unique(segments.parent[segments.parent >= 0])),
-        lost_sharing=find_lost_sharing(tree, rollout_ids, ranges),
+        lost_sharing=find_lost_sharing(tree, rollout_ids),
         dropped=findings.dropped,
         warnings=findings.warnings,
         content_sha256=tree.content_sha256,
@@ -144,38 +124,6 @@ def _num_stepwise(tree: RolloutTree) -> int:
     return tree.num_rows if tree.step_valid is None else int(tree.step_valid.sum())
 
 
-def _num_prefix_rows(tree: RolloutTree, duplicate: Any) -> int:
-    """Rows that the next row of other tokens continues."""
-    block = np.cumsum(~duplicate) - 1  # rows of equal tokens
-    last = np.flatnonzero(np.append(~duplicate[1:], True))
-    continued = np.zeros(len(last), np.bool_)
-    continued[:-1] = tree.lcp[last[:-1] + 1] == tree.length[last[:-1]]
-    return int(continued[block].sum())
-
-
-def _group_reports(
-    tree: RolloutTree, rollout_ids: Sequence[str], ranges: LcpRanges
-) -> tuple[GroupReport, ...]:
-    codes = group_codes(tree)
-    names = list(dict.fromkeys(tree.group_id))
-    length = tree.length.astype(np.int64)
-    rows = np.bincount(codes)
-    tokens = np.zeros(len(names), np.int64)
-    np.add.at(tokens, codes, length)
-    shared = np.zeros(len(names), np.int64)
-    a, b = neighbours_in_groups(tree, np.arange(tree.num_rows))
-    np.add.at(shared, codes[b], ranges.between(a, b))
-    rollouts = np.zeros(len(names), np.int64)
-    for code, _ in set(zip(codes.tolist(), rollout_ids, strict=True)):
-        rollouts[code] += 1
-    reports = [
-        GroupReport(
-            group_id=names[i],
-            rows=int(rows[i]),
-            rollouts=int(rollouts[i]),
-            tokens=int(tokens[i]),
-            trie_tokens=int(tokens[i] - shared[i]),
-        )
-        for i in range(len(names))
-    ]
-    return tuple(sorted(reports, key=lambda g: (-g.tokens, g.group_id)))
+def _num_singleton_groups(tree: RolloutTree, rollout_ids: Sequence[str]) -> int:
+    rollouts = Counter(group for group, _ in set(zip(tree.group_id, rollout_ids, strict=True)))
+    return sum(count == 1 for count in rollouts.values())

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.trees.lcp_ranges import LcpRanges
+from harts_core.trees.neighbours import range_minimum
 from harts_core.trees.rollout_tree import RolloutTree
 
 NUM_EXAMPLES = 5
@@ -61,21 +61,20 @@ class LostSharing:
     examples: tuple[LostSharingExample, ...]
 
 
-def find_lost_sharing(tree: RolloutTree, rollout_ids: Sequence[str], ranges: LcpRanges) -> LostSharing:
+def find_lost_sharing(tree: RolloutTree, rollout_ids: Sequence[str]) -> LostSharing:
     """Every pair that loses sharing, by the definitions of this module.
 
     Args:
         tree: the tree.
         rollout_ids: N names, the rollout of each row.
-        ranges: LCPs of the tree's rows.
     """
     found: dict[str, tuple[npt.NDArray[np.int64], ...]] = {}
     stepwise = _stepwise(tree)
     a, b = _step_pairs(tree, rollout_ids, stepwise)
-    shared = ranges.between(np.minimum(a, b), np.maximum(a, b))
+    shared = _shared_tokens(tree, np.minimum(a, b), np.maximum(a, b))
     found["step"] = _lossy(a, b, shared, np.minimum(tree.length[a], tree.length[b]) - shared)
-    a, b = neighbours_in_groups(tree, np.flatnonzero(~stepwise))
-    shared = ranges.between(a, b)
+    a, b = _neighbours_in_groups(tree, np.flatnonzero(~stepwise))
+    shared = _shared_tokens(tree, a, b)
     first = _first_trained(tree)
     found["prompt"] = _lossy(a, b, shared, np.minimum(first[a], first[b]) - shared)
     worst = sorted(
@@ -94,26 +93,23 @@ def find_lost_sharing(tree: RolloutTree, rollout_ids: Sequence[str], ranges: Lcp
     )
 
 
-def neighbours_in_groups(
+def _shared_tokens(
+    tree: RolloutTree, i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """int64, LCP of rows i < j, elementwise."""
+    return np.asarray(range_minimum(tree.lcp, i + 1, j + 1), np.int64)
+
+
+def _neighbours_in_groups(
     tree: RolloutTree, rows: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Pairs (i, j), i < j, of rows that are next to each other in their group's own sorted order.
-
-    Args:
-        tree: the tree.
-        rows: int64, the rows that count, rising.
-    """
-    codes = group_codes(tree)[rows]
-    order = rows[np.argsort(codes, kind="stable")]
-    codes = np.sort(codes, kind="stable")
-    same = codes[1:] == codes[:-1]
-    return order[:-1][same], order[1:][same]
-
-
-def group_codes(tree: RolloutTree) -> npt.NDArray[np.int64]:
-    """int64 [N], groups numbered by first appearance in row order."""
+    """Pairs (i, j), i < j, of the given rows that are next to each other in their group's sorted order."""
     numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(g, len(numbers)) for g in tree.group_id], np.int64)
+    codes = np.array([numbers.setdefault(tree.group_id[r], len(numbers)) for r in rows.tolist()], np.int64)
+    order = np.argsort(codes, kind="stable")
+    same = codes[order][1:] == codes[order][:-1]
+    ordered = rows[order]
+    return ordered[:-1][same], ordered[1:][same]
 
 
 def _stepwise(tree: RolloutTree) -> npt.NDArray[np.bool_]:
