@@ -110,7 +110,7 @@ def make_report(
         duplicates=int(duplicate_rows(tree).sum()),
         prefix_rows=int(prefix_rows(tree).sum()),
         roots=int((segments.parent < 0).sum()),
-        forks=len(np.unique(segments.parent[segments.parent >= 0])),
+        forks=len(set(segments.parent[segments.parent >= 0].tolist())),
         lost_sharing=find_lost_sharing(tree, rollout_ids),
         dropped=findings.dropped,
         warnings=findings.warnings,
