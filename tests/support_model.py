@@ -1,8 +1,8 @@
 """An independent reference model for the tests: one trajectory at a time, written from the formulas.
 
-Shares no code with ``harts_core.exec``: it reads the same parameter tensors by name and evaluates the model in the
-plainest way: token-by-token delta rule, dense softmax over all earlier tokens, a loop over tokens and experts,
-log_softmax over the whole vocabulary.
+The reference shares no code with ``harts_core.exec``: it reads the same parameter tensors by name and evaluates
+the model in the plainest way: token-by-token delta rule, dense softmax over all earlier tokens, a loop over
+tokens and experts, log_softmax over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.model.decoder import HybridModel
 from harts_core.plan.build import build_bundle
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.cost_model import DEFAULT_COST_MODEL, load_cost_model
@@ -40,6 +42,31 @@ def simple_bundle(
         slot=slot.astype(np.int32),
         sharing=sharing,
     )
+
+
+def lively_model(
+    config: ModelConfig, dtype: torch.dtype, *, backend: str = "torch", seed: int = 0
+) -> HybridModel:
+    """A model whose every parameter matters: norms off one, biased routing, matrices of unit gain.
+
+    The same values for every dtype: they are rounded to float32 first.
+    """
+    model = HybridModel(config, dtype=dtype, kda_backend=backend, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model_weights(model).items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "norm" in name:
+                tensor.copy_(1 + 0.2 * noise)
+            elif name.endswith("expert_bias"):
+                tensor.copy_(0.1 * noise)
+            elif name.endswith(("A_log", "dt_bias")):
+                tensor.copy_(0.3 * noise - 1)
+            elif name.endswith(("conv1d.weight", "word_embeddings.weight")):
+                tensor.copy_(0.5 * noise)
+            else:
+                tensor.copy_(noise / tensor.shape[-1] ** 0.5)
+    return model
 
 
 def model_weights(model: torch.nn.Module) -> Weights:
