@@ -1,18 +1,19 @@
-"""AdamW with float32 master weights, gradient accumulation in float32 and a learning-rate schedule."""
+"""AdamW with float32 master weights, gradient accumulation in float32 and a learning-rate schedule.
+
+Written out here rather than taken from ``torch.optim``, whose constructor imports the compiler (seconds at
+every start), and so that the whole state is three named tensors per parameter.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from harts_core.errors import DataError, NonFiniteError
 from harts_core.exec.config import OptimizerSection
-
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""AdamW's state of one parameter, by torch's names; ``step`` counts its updates."""
 
 
 def learning_rate(config: OptimizerSection, step: int) -> float:
@@ -42,11 +43,12 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 class Optimizer:
-    """AdamW over a model's parameters.
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) over a model's parameters.
 
     A parameter below float32 has a float32 master copy: its gradients are moved to the master as each
     backward pass produces them, so that microbatches accumulate in float32, and after an update the
-    parameter is the rounded master. Parameters that do not require gradients are left alone.
+    parameter is the rounded master. Parameters that do not require gradients are left alone; one that got
+    no gradient in a step is updated as with a zero gradient.
 
     Args:
         parameters: name and parameter, e.g. ``model.named_parameters()``.
@@ -57,18 +59,8 @@ class Optimizer:
         self.config = config
         self._parameters = {name: p for name, p in parameters if p.requires_grad}
         self._masters = {name: _master_of(p) for name, p in self._parameters.items()}
-        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, master in self._masters.items():
-            groups[decays(name, master)].append(master)
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": groups[True], "weight_decay": config.weight_decay},
-                {"params": groups[False], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-        )
+        self._exp_avg = {name: torch.zeros_like(m) for name, m in self._masters.items()}
+        self._exp_avg_sq = {name: torch.zeros_like(m) for name, m in self._masters.items()}
 
     def zero_grad(self) -> None:
         """Forget all accumulated gradients."""
@@ -84,11 +76,12 @@ class Optimizer:
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in self.gradients().values()]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
+    @torch.no_grad()
     def step(self, step: int, grad_norm: float | None = None) -> float:
         """Clip, update the parameters and forget the gradients.
 
         Args:
-            step: counted from 0; decides the learning rate.
+            step: updates made before this one; decides the learning rate and the bias correction.
             grad_norm: ``grad_norm()``, where the caller has it already.
 
         Returns:
@@ -101,23 +94,35 @@ class Optimizer:
         if not math.isfinite(norm):
             raise NonFiniteError("the gradient norm is not finite; nothing was updated", where=f"step {step}")
         limit = self.config.max_grad_norm
-        if 0 < limit < norm:
-            for gradient in self.gradients().values():
-                gradient.mul_(limit / norm)
+        scale = limit / norm if 0 < limit < norm else 1.0
         rate = learning_rate(self.config, step)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                if master is not self._parameters[name]:
-                    self._parameters[name].copy_(master)
+        for name, master in self._masters.items():
+            gradient = torch.zeros_like(master) if master.grad is None else master.grad.mul_(scale)
+            self._update(name, master, gradient, rate, step + 1)
+            if master is not self._parameters[name]:
+                self._parameters[name].copy_(master)
         self.zero_grad()
         return rate
 
+    def _update(self, name: str, master: Tensor, gradient: Tensor, rate: float, count: int) -> None:
+        """p ← p − rate·decay·p − rate·m̂ / (√v̂ + eps), with m̂ and v̂ corrected for ``count`` updates."""
+        config = self.config
+        m, v = self._exp_avg[name], self._exp_avg_sq[name]
+        m.lerp_(gradient, 1 - config.beta1)
+        v.mul_(config.beta2).addcmul_(gradient, gradient, value=1 - config.beta2)
+        if config.weight_decay and decays(name, master):
+            master.mul_(1 - rate * config.weight_decay)
+        denominator = (v / (1 - config.beta2**count)).sqrt_().add_(config.eps)
+        master.addcdiv_(m, denominator, value=-rate / (1 - config.beta1**count))
+
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything a bit-exact resume needs, as flat tensors: moments and, where kept, master weights."""
-        return dict(self._named_state())
+        """What a bit-exact resume needs besides the model: ``exp_avg.*``, ``exp_avg_sq.*``, ``master.*``."""
+        moments = {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq}
+        state = {f"{kind}.{name}": t for kind, tensors in moments.items() for name, t in tensors.items()}
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                state[f"master.{name}"] = master.detach()
+        return state
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Restore ``state_tensors``.
@@ -125,45 +130,20 @@ class Optimizer:
         Raises:
             DataError: a tensor is missing, unexpected, or of another shape or dtype. Nothing was changed.
         """
-        masters: dict[str, Tensor] = {
-            f"master.{name}": master
-            for name, master in self._masters.items()
-            if master is not self._parameters[name]
-        }
-        expected = dict(masters)
-        for name, master in self._masters.items():
-            expected |= {f"exp_avg.{name}": master, f"exp_avg_sq.{name}": master}
-            expected[f"step.{name}"] = torch.zeros(())
-        # before a parameter's first update AdamW has no state for it
-        missing = [name for name in masters if name not in tensors]
-        unexpected = [name for name in tensors if name not in expected]
-        if missing or unexpected:
-            raise DataError(
-                f"the optimizer state does not fit the model: {(missing + unexpected)[0]}", where=where
-            )
-        for name, tensor in tensors.items():
-            if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+        state = self.state_tensors()
+        odd = sorted(state.keys() ^ tensors.keys())
+        if odd:
+            raise DataError(f"the optimizer state does not fit the model: {odd[0]}", where=where)
+        for name, own in state.items():
+            stored = tensors[name]
+            if stored.shape != own.shape or stored.dtype != own.dtype:
                 raise DataError(
-                    f"optimizer state {name} has shape {list(tensor.shape)} and dtype {tensor.dtype}, "
-                    f"not {list(expected[name].shape)} and {expected[name].dtype}",
+                    f"optimizer state {name} has shape {list(stored.shape)} and dtype {stored.dtype}, "
+                    f"not {list(own.shape)} and {own.dtype}",
                     where=where,
                 )
-        with torch.no_grad():
-            for name, kept in masters.items():
-                kept.copy_(tensors[name])
-        for name, master in self._masters.items():
-            state = {m: tensors[f"{m}.{name}"].clone() for m in MOMENTS if f"{m}.{name}" in tensors}
-            if state:
-                moved = {k: v if k == "step" else v.to(master.device) for k, v in state.items()}
-                self._adamw.state[master] = moved
-
-    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, master in self._masters.items():
-            for moment in MOMENTS:
-                if moment in self._adamw.state[master]:
-                    yield f"{moment}.{name}", self._adamw.state[master][moment]
-            if master is not self._parameters[name]:
-                yield f"master.{name}", master.detach()
+        for name, own in state.items():
+            own.copy_(tensors[name])
 
 
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:
