@@ -20,16 +20,15 @@ def test_files_are_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < MAX_FILE_LINES
 
 
-def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function; its documentation does not count."""
-    first = function.body[0]
-    document = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(function) else 0
-    return (function.end_lineno or 0) - function.lineno + 1 - document
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body; its signature and its documentation do not count."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 @pytest.mark.parametrize("path", CODE_FILES, ids=name_of)
 def test_functions_are_short(path: Path) -> None:
-    lengths = {f.name: lines_without_docstring(f) for f, _ in functions(path)}
+    lengths = {f.name: body_lines(f) for f, _ in functions(path)}
     assert {name: n for name, n in lengths.items() if n >= MAX_FUNCTION_LINES} == {}
 
 
@@ -59,7 +58,7 @@ def test_public_classes_and_modules_are_documented(path: Path) -> None:
             assert ast.get_docstring(node), node.name
 
 
-@pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
+@pytest.mark.parametrize("path", CODE_FILES, ids=name_of)
 def test_nothing_can_unpickle(path: Path) -> None:
     for name, line in imports(path):
         unsafe = name.split(".")[0] in ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")

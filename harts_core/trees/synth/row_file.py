@@ -16,15 +16,15 @@ from harts_core.progress import Progress, no_progress
 from harts_core.trees.build import Trajectory
 from harts_core.trees.synth.samples import generate
 from harts_core.trees.synth.spec import WorkloadSpec
+from harts_core.trees.tree_file import LOSS_SPAN
 
-_SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
 ROW_SCHEMA = pa.schema(
     [
         pa.field("trajectory_id", pa.string(), False),
         pa.field("group_id", pa.string(), False),
         pa.field("step", pa.int32()),
         pa.field("tokens", pa.large_list(pa.field("item", pa.int32(), False)), False),
-        pa.field("loss_spans", pa.list_(pa.field("item", _SPAN, False)), False),
+        pa.field("loss_spans", pa.list_(pa.field("item", LOSS_SPAN, False)), False),
         pa.field("old_logprobs", pa.large_list(pa.field("item", pa.float32(), False)), False),
         pa.field("reward", pa.float32(), False),
         pa.field("advantage", pa.float32(), False),
@@ -122,7 +122,7 @@ def rows_to_batch(rows: list[Trajectory]) -> pa.RecordBatch:
     """Rows with old log-probs and one advantage each as one Arrow batch of ``ROW_SCHEMA``."""
     spans = np.concatenate([r.loss_spans for r in rows])
     span_items = pa.StructArray.from_arrays(
-        [pa.array(np.ascontiguousarray(spans[:, i])) for i in (0, 1)], fields=list(_SPAN)
+        [pa.array(np.ascontiguousarray(spans[:, i])) for i in (0, 1)], fields=list(LOSS_SPAN)
     )
     columns: dict[str, Any] = {
         name: pa.array([getattr(r, name) for r in rows], ROW_SCHEMA.field(name).type)
