@@ -177,16 +177,10 @@ class TreeBuilder:
         return finish_tree(_assemble(run, [rows[i] for i in order], metadata or {}), "rollout tree")
 
     def _make_room(self, size: int) -> None:
-        """Space for ``size`` more tokens: grow up to the limit, then sort what is there away."""
-        needed = self._used + size
-        if needed > self._buffer_tokens and self._used:
-            self._flush()
-            needed = size
-        if needed > len(self._buffer):
-            capacity = max(needed, min(self._buffer_tokens, 2 * len(self._buffer)))
-            grown = np.empty(capacity, np.int32)
-            grown[: self._used] = self._buffer[: self._used]
-            self._buffer = grown
+        """Space for ``size`` more tokens: what is there is sorted away, then the buffer made if need be."""
+        self._flush()
+        if size > len(self._buffer):  # untouched pages of a new buffer cost nothing
+            self._buffer = np.empty(max(size, self._buffer_tokens), np.int32)
 
     def _flush(self) -> None:
         if not self._lengths:

@@ -64,7 +64,9 @@ def check_record(
     values: dict[str, npt.NDArray[np.float32] | None] = {}
     for field in ("old_logprobs", "ref_logprobs", "advantages"):
         values[field] = _aligned(raw, field, keep, positions, where, findings)
-    trained = (np.cumsum(keep) - 1)[positions]  # positions without padding
+    trained = positions
+    if raw.attention_mask is not None:
+        trained = (np.cumsum(keep) - 1)[positions]  # positions without padding
     if len(trained) and trained[0] == 0:
         findings.warn("position 0 has no tokens before it and is not trained", where)
         trained = trained[1:]
@@ -102,7 +104,7 @@ def _tokens(
         keep = mask_array(raw.attention_mask, "attention_mask", where, findings)
         if len(keep) != len(tokens):
             raise DataError(f"attention_mask has {len(keep)} values for {len(tokens)} tokens", where=where)
-    tokens = tokens[keep]
+        tokens = tokens[keep]
     if len(tokens) == 0:
         raise DataError("tokens is empty", where=where)
     low, high = int(tokens.min()), int(tokens.max())
@@ -114,7 +116,7 @@ def _tokens(
             f"tokens holds id {high} at index {int(tokens.argmax())}, not below the vocabulary size {limit}"
         )
         raise DataError(what, where=where)
-    return tokens.astype(np.int32), keep
+    return tokens.astype(np.int32, copy=False), keep
 
 
 def _trained_padded(

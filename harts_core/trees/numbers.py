@@ -39,15 +39,21 @@ def flat_array(value: Any, field: str, where: str) -> npt.NDArray[Any]:
 TEXT_HINT = "dump token ids with a hook from docs/hooks, or render text with --format messages --tokenizer"
 
 
-def integer_array(value: Any, field: str, where: str, findings: Findings) -> npt.NDArray[np.int64]:
-    """int64 [n]; integral floats and exact numeric strings are coerced with a warning.
+def integer_array(value: Any, field: str, where: str, findings: Findings) -> npt.NDArray[Any]:
+    """Signed integers [n], int64 or the narrower type that they come in.
+
+    Integral floats and exact numeric strings are coerced with a warning.
 
     Raises:
         DataError: a value is not an integer.
     """
     array = flat_array(value, field, where)
-    if array.dtype.kind in "iu":
-        return array.astype(np.int64, copy=False)
+    if array.dtype.kind == "i":
+        return array
+    if array.dtype.kind == "u":
+        if array.dtype.itemsize == 8 and array.size and int(array.max()) > 2**62:
+            raise _not_an_integer(array, int(array.argmax()), field, where)
+        return array.astype(np.int64)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind == "f":

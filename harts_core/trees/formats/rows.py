@@ -68,18 +68,20 @@ def sniff(record: Mapping[str, Any]) -> bool:
 def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator[RawRecord]:
     """The one trajectory of a record."""
 
-    def source_of(field: str) -> str | None:
-        """The record's own name of a field: the mapped one, or the first alias that is not null."""
+    def find(field: str) -> tuple[str, Any]:
+        """(name, value) of a field: the mapped one, or the first alias that is not null; else ("", None)."""
         if field in options.fields:
-            return options.fields[field]
-        return next((n for n in ALIASES[field] if n in record and record[n] is not None), None)
+            name = options.fields[field]
+            if (value := lookup(record, name)) is None:
+                raise DataError(f"{name} (mapped to {field}) is missing or null")
+            return name, value
+        for name in ALIASES[field]:
+            if name in record and (value := record[name]) is not None:
+                return name, value
+        return "", None
 
     def pick(field: str) -> Any:
-        source = source_of(field)
-        value = None if source is None else lookup(record, source)
-        if value is None and source is not None:
-            raise DataError(f"{source} (mapped to {field}) is missing or null")
-        return value
+        return find(field)[1]
 
     tokens, prompt, response = pick("tokens"), pick("prompt"), pick("response")
     if tokens is None:
@@ -91,9 +93,9 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
                 hint="name the field with --map tokens=NAME",
             )
         tokens = np.concatenate([_part(prompt, "prompt"), _part(response, "response")])
-    mask, spans = pick("loss_mask"), pick("loss_spans")
+    (mask_name, mask), spans = find("loss_mask"), pick("loss_spans")
     length = _response_length(response, pick("response_length"))
-    if length is None and mask is not None and source_of("loss_mask") in RESPONSE_MASKS:
+    if length is None and mask is not None and mask_name in RESPONSE_MASKS:
         length = len(flat_array(mask, "loss_mask", ""))
     if mask is None and spans is None:
         if length is None:

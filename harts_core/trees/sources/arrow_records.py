@@ -27,26 +27,26 @@ class ArrowRow(Mapping[str, Any]):
     ``constants`` are what the file's own ``harts`` metadata says of every row (tokenizer, vocab_size, …).
     """
 
-    def __init__(self, batch: pa.RecordBatch, index: int, constants: Mapping[str, Any]) -> None:
-        self._batch = batch
+    __slots__ = ("_columns", "_constants", "_index")
+
+    def __init__(self, columns: Mapping[str, pa.Array], index: int, constants: Mapping[str, Any]) -> None:
+        self._columns = columns
         self._index = index
         self._constants = constants
 
     def __getitem__(self, name: str) -> Any:
-        position = self._batch.schema.get_field_index(name)
-        if position < 0:
-            return self._constants[name]
-        return _value(self._batch.column(position)[self._index])
+        column = self._columns.get(name)
+        return self._constants[name] if column is None else _value(column[self._index])
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._batch.schema.names
-        yield from (n for n in self._constants if n not in self._batch.schema.names)
+        yield from self._columns
+        yield from (n for n in self._constants if n not in self._columns)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._batch.schema.names or name in self._constants
+        return name in self._columns or name in self._constants
 
 
 def _value(scalar: pa.Scalar) -> Any:
@@ -114,8 +114,9 @@ def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(batch: pa.RecordBatch, first: int, constants: Mapping[str, Any]) -> Iterator[Item]:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     for i in range(batch.num_rows):
-        yield Item(number=first + i, unit="row", content=ArrowRow(batch, i, constants))
+        yield Item(number=first + i, unit="row", content=ArrowRow(columns, i, constants))
 
 
 def _unreadable(row: int, kind: str, error: Exception) -> Item:
