@@ -38,7 +38,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Of each trained position, by (row, position): ``logprobs`` [S, V] over the vocabulary, ``labels`` [S]."""
+    """Of each trained position, by (row, position): ``logprobs`` [S, V] over the vocabulary, ``labels``."""
 
     logprobs: torch.Tensor
     labels: torch.Tensor

@@ -43,6 +43,12 @@ def fail(message: str) -> None:
     sys.stderr.write(f"fail: {message}\n")
 
 
+def print_line(text: str) -> None:
+    """Print one line of data on stdout; on a terminal it appears above the progress bars."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def warn(message: str) -> None:
     """Print one warning on stderr."""
     sys.stderr.write(f"warning: {message}\n")
@@ -64,6 +70,7 @@ def progress_bar() -> Iterator[Progress]:
         TimeElapsedColumn(),
         console=stderr(),
         transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # otherwise data for a pipe would go to stderr's terminal
     ) as bars:
         tasks: dict[str, Any] = {}
 

@@ -38,7 +38,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model on plans: one optimizer step per plan."""
-    from harts_cli.output import print_json, progress_bar, stdout
+    from harts_cli.output import print_json, print_line, progress_bar
     from harts_core.exec.run import RunOptions, train_run
 
     options = RunOptions(
@@ -54,7 +54,7 @@ def train(
         result = train_run(
             options,
             progress=progress,
-            on_step=lambda metrics: None if json_output else stdout().print(_line(metrics), markup=False),
+            on_step=lambda metrics: None if json_output else print_line(_line(metrics)),
         )
     if json_output:
         print_json(
@@ -66,7 +66,7 @@ def train(
             }
         )
     elif not result.steps:
-        stdout().print(f"nothing to do: {out} has {result.steps_before} steps already", markup=False)
+        print_line(f"nothing to do: {out} has {result.steps_before} steps already")
 
 
 def _line(metrics: StepMetrics) -> str:

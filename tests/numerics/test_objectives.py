@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,23 @@ def test_objectives_come_from_the_list_or_an_import_path() -> None:
     assert Grpo(kl_coef=1).columns == ("old_logprobs", "advantages", "ref_logprobs")
     custom = build_objective(ObjectiveSection(name=f"{__name__}:Imitate", options={"scale": 2.0}))
     assert custom == Imitate(scale=2.0)
+
+
+def test_the_documented_objective_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    guide = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    code = guide.read_text(encoding="utf-8").split("```python\n# my_objectives.py\n")[1].split("```")[0]
+    (tmp_path / "my_objectives.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    objective = build_objective(ObjectiveSection(name="my_objectives:Reinforce", options={"scale": 0.5}))
+    assert objective.columns == ("advantages",)
+    values = step_values(rng)
+    loss = sum(objective(batch_of(values, rows)).loss.item() for rows in ([0, 3], [1, 2, 4]))
+    flat = [
+        a * λ for r in range(5) for a, λ in zip(values["advantages"][r], values["logprobs"][r], strict=True)
+    ]
+    assert loss == pytest.approx(-0.5 * sum(flat) / sum(LENGTHS))
 
 
 @pytest.mark.parametrize(
