@@ -48,7 +48,9 @@ def _drawing(section: Section) -> RichTable:
         ]
     else:
         for i, name in enumerate(section.columns):
-            table.add_column(Text(name), justify="left" if i < section.text_columns else "right")
+            table.add_column(
+                Text(name), justify="left" if i < section.text_columns else "right", overflow="fold"
+            )
         rows = list(section.rows)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
