@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from harts_core.errors import ConfigError, DataError
-from harts_core.trees.formats import atropos, nemo_rl, prime_rl, rows, verifiers
+from harts_core.trees.formats import atif, atropos, harbor, nemo_rl, prime_rl, rows, slime, verifiers
 from harts_core.trees.formats.record import Format
 
 FORMATS: tuple[Format, ...] = (
     verifiers.FORMAT,
     nemo_rl.FORMAT,
     atropos.FORMAT,
+    slime.FORMAT,
+    harbor.FORMAT,
+    atif.FORMAT,
     prime_rl.FORMAT,
     rows.FORMAT,
 )

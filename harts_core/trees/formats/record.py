@@ -117,3 +117,21 @@ def required_mapping(value: Any, name: str, part: str = "") -> Mapping[str, Any]
     if not isinstance(value, Mapping):
         raise DataError(f"{name} is {type(value).__name__}, not an object", where=part or None)
     return value
+
+
+def reward_entry(rewards: Any, key: str | None, part: str) -> Any:
+    """A reward, or the entry of a dict of rewards that counts.
+
+    Raises:
+        DataError: the dict lacks the key, or has several entries and none is named.
+    """
+    if not isinstance(rewards, Mapping):
+        return rewards
+    if key is None and len(rewards) == 1:
+        return next(iter(rewards.values()))
+    if not rewards:
+        return None
+    if key is None or key not in rewards:
+        what = f"rewards has the entries {', '.join(map(str, rewards))}"
+        raise DataError(what, where=part or None, hint="choose one with --reward-key")
+    return rewards[key]

@@ -1,4 +1,4 @@
-"""Where rollouts come from: files, directories and globs; the records of JSON, Parquet, Arrow files."""
+"""Rollout files: paths, directories, globs; the records of JSON, Parquet, Arrow and torch files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from harts_core.errors import DataError
 from harts_core.trees.sources.arrow_records import ColumnChoice, read_arrow_stream, read_parquet
 from harts_core.trees.sources.item import Item
 from harts_core.trees.sources.json_records import read_json
+from harts_core.trees.sources.torch_records import read_torch
 
 PICKLE_HINT = "pickle files can run code; dump rows with a hook from docs/hooks (verl.py, skyrl.py, …)"
 
@@ -17,9 +18,12 @@ def read_records(path: Path, *, max_record_bytes: int, columns: ColumnChoice = l
     """The records of one file, streamed; the container is told by the file's first bytes.
 
     Args:
-        path: JSON (lines, or one document; plain, gzip or zstd), Parquet, Arrow (file or stream).
+        path: JSON (lines, or one document; plain, gzip or zstd), Parquet, Arrow, torch (zip).
         max_record_bytes: longest JSON line or document.
         columns: of a columnar file's column names, those that are needed.
+
+    Raises:
+        MissingBackendError: a torch file, and torch is not installed.
 
     Yields:
         Items in file order; an unreadable record or file is an item that holds its error.
@@ -42,6 +46,8 @@ def read_records(path: Path, *, max_record_bytes: int, columns: ColumnChoice = l
     ):
         refusal = DataError("a pickle file, which HARTS does not read", hint=PICKLE_HINT)
         yield Item(number=0, unit="file", content=refusal)
+    elif head[:4] == b"PK\x03\x04":
+        yield from read_torch(path)
     else:
         yield from read_json(path, max_record_bytes)
 
