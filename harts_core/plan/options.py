@@ -1,0 +1,53 @@
+"""The options of planning, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harts_core.errors import ConfigError
+from harts_core.plan.cost_model import DEFAULT_COST_MODEL, PRESETS, CostModel
+
+ON_TOO_LONG = ("error", "drop", "split")
+MAX_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What to plan for; with the rollout tree it determines the plan's bytes.
+
+    Attributes:
+        dp: D, data-parallel replicas.
+        capacity: T, compact tokens that a consumer may hold.
+        planner: a name of ``harts_core.plan.planners.PLANNERS``.
+        pad: A, computed tokens are rounded up to a multiple of it.
+        chunk: B, chunk length of the linear-attention kernel.
+        seed: of randomised searches.
+        cost_model: coefficients of unit costs.
+        producer_capacity: tokens that a producer may compute; None: the capacity.
+        max_live_producers: producers that may be alive at once on a replica.
+        on_too_long: trajectories longer than the capacity: "error", "drop" (recorded) or "split".
+    """
+
+    dp: int
+    capacity: int
+    planner: str = "harts-l1"
+    pad: int = 1
+    chunk: int = 64
+    seed: int = 0
+    cost_model: CostModel = field(default_factory=lambda: PRESETS[DEFAULT_COST_MODEL])
+    producer_capacity: int | None = None
+    max_live_producers: int = 2
+    on_too_long: str = "error"
+
+    def __post_init__(self) -> None:
+        positive = {"dp": self.dp, "capacity": self.capacity, "pad": self.pad, "chunk": self.chunk}
+        positive |= {"max_live_producers": self.max_live_producers}
+        if self.producer_capacity is not None:
+            positive["producer_capacity"] = self.producer_capacity
+        for name, value in positive.items():
+            if not 1 <= value <= MAX_TOKENS:
+                raise ConfigError(f"{name} must be a positive integer, not {value}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must lie in [0, 2^32), not {self.seed}")
+        if self.on_too_long not in ON_TOO_LONG:
+            raise ConfigError(f"on_too_long must be one of {', '.join(ON_TOO_LONG)}, not {self.on_too_long}")

@@ -1,0 +1,118 @@
+"""What every planner is given and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from harts_core.errors import InfeasiblePlanError
+from harts_core.plan.layout import Layout, layout_consumers, neighbour_lcp
+from harts_core.progress import Progress
+from harts_core.trees.ragged import read_only
+from harts_core.trees.rollout_tree import RolloutTree
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanProblem:
+    """One planning problem: the rows to place and the limits.
+
+    Attributes:
+        tree: the rollout tree.
+        rows: int32 [M], the rows to place, ascending; every length ≤ capacity, and M ≥ dp.
+        length: int64 [M], tokens of each.
+        lcp: int32 [M], tokens shared with the one before; 0 for the first.
+        dp: D.
+        capacity: T, compact tokens of a consumer.
+        seed: of randomised searches.
+    """
+
+    tree: RolloutTree
+    rows: Int32
+    length: Int64
+    lcp: Int32
+    dp: int
+    capacity: int
+    seed: int
+
+    @classmethod
+    def of_rows(cls, tree: RolloutTree, rows: Int32, *, dp: int, capacity: int, seed: int) -> PlanProblem:
+        """The problem of placing some rows of a tree."""
+        first = np.zeros(len(rows), np.bool_)
+        first[:1] = True
+        return cls(
+            tree=tree,
+            rows=read_only(rows),
+            length=read_only(tree.length[rows].astype(np.int64)),
+            lcp=read_only(neighbour_lcp(tree.lcp, rows, first)),
+            dp=dp,
+            capacity=capacity,
+            seed=seed,
+        )
+
+    def layout(self, consumer: Int32, weight: Int64, *, sharing: str) -> Layout:
+        """The layout of a partition, its consumers placed on slots and replicas.
+
+        Args:
+            consumer: int32 [M], 0 ≤ consumer < K, the consumer of each row; K a multiple of D.
+            weight: int64 [K], their compact tokens.
+            sharing: as for :func:`layout_consumers`.
+        """
+        slot, replica = place_consumers(weight, self.dp)
+        row_slot = np.full(self.tree.num_rows, -1, np.int32)
+        row_replica = np.full(self.tree.num_rows, -1, np.int32)
+        row_slot[self.rows] = slot[consumer]
+        row_replica[self.rows] = replica[consumer]
+        return layout_consumers(self.tree, dp=self.dp, replica=row_replica, slot=row_slot, sharing=sharing)
+
+    def no_plan(self, num_consumers: int) -> InfeasiblePlanError:
+        """The error where the rows need more consumers than can all be non-empty."""
+        return InfeasiblePlanError(
+            f"{len(self.rows)} trajectories need {num_consumers} consumers of {self.capacity} tokens, which "
+            f"cannot be a multiple of {self.dp} replicas with no consumer empty",
+            hint="raise --capacity or lower --dp",
+        )
+
+
+class Planner(Protocol):
+    """A planner: a pure function of its problem."""
+
+    def __call__(self, problem: PlanProblem, progress: Progress) -> Layout:
+        """Decide the layout.
+
+        Raises:
+            InfeasiblePlanError: the limits allow no plan, or none was found.
+        """
+
+
+def place_consumers(weight: Int64, dp: int) -> tuple[Int32, Int32]:
+    """(slot, replica) of consumers: by decreasing weight, D consecutive ones form a slot; in it the heavier
+    go to the replica with the least so far (ties: lower indices first).
+
+    Args:
+        weight: int64 [K], K a multiple of ``dp``.
+        dp: D.
+    """
+    order = np.argsort(-weight, kind="stable").reshape(-1, dp)
+    slot = np.empty(len(weight), np.int32)
+    replica = np.empty(len(weight), np.int32)
+    total = np.zeros(dp, np.int64)
+    for j, consumers in enumerate(order):
+        lightest = np.argsort(total, kind="stable")
+        slot[consumers] = j
+        replica[consumers] = lightest
+        total[lightest] += weight[consumers]
+    return slot, replica
+
+
+def partition_score(weight: Int64, dp: int) -> tuple[int, int, int]:
+    """J of a placed partition: (Σ w, Σ over slots of max_d w, max_d of a replica's total). Less is better."""
+    slot, replica = place_consumers(weight, dp)
+    table = np.zeros((len(weight) // dp, dp), np.int64)
+    table[slot, replica] = weight
+    return int(weight.sum()), int(table.max(axis=1).sum()), int(table.sum(axis=0).max())
