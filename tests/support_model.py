@@ -1,8 +1,8 @@
 """An independent reference model for the tests: one trajectory at a time, written from the formulas.
 
-The reference shares no code with ``harts_core.exec``: it reads the same parameter tensors by name and evaluates
-the model in the plainest way: token-by-token delta rule, dense softmax over all earlier tokens, a loop over
-tokens and experts, log_softmax over the whole vocabulary.
+The reference shares no code with ``harts_core.exec``: it reads the same parameter tensors by name and
+evaluates the model in the plainest way: token-by-token delta rule, dense softmax over all earlier tokens,
+loops over tokens and experts, log_softmax over the whole vocabulary.
 """
 
 from __future__ import annotations

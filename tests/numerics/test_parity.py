@@ -21,6 +21,8 @@ from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.options import PlanOptions
+from harts_core.plan.plan_tree import plan_tree
 from harts_core.trees.rollout_tree import RolloutTree
 from tests.support import random_sequences, tree_from_sequences
 from tests.support_model import lively_model, model_weights, reference_logprobs, simple_bundle
@@ -130,18 +132,16 @@ def compact_logprobs(
     model: HybridModel, bundle: PlanBundle, tree: RolloutTree, **options: object
 ) -> list[Tensor]:
     """Per row, from all units; units stay separate graphs, so the loss can couple them."""
-    found: dict[int, list[tuple[int, Tensor]]] = {row: [] for row in range(tree.num_rows)}
+    result = [torch.zeros(0, dtype=model.dtype)] * tree.num_rows
     for unit in range(bundle.num_units):
         layout = build_unit_layout(bundle, tree, unit)
         values = unit_logprobs(model, unit_hidden(model, layout, **options), layout, block_rows=16)  # type: ignore[arg-type]
-        assert np.all(np.diff(layout.trained_row) >= 0)
-        for row, index, value in zip(layout.trained_row, layout.trained_index, values, strict=True):
-            found[int(row)].append((int(index), value))
-    empty = torch.zeros(0, dtype=model.dtype)
-    result = []
-    for row in range(tree.num_rows):
-        assert [i for i, _ in found[row]] == list(range(int(tree.trained_counts[row])))
-        result.append(torch.stack([v for _, v in found[row]]) if found[row] else empty)
+        rows, counts = np.unique(layout.trained_row, return_counts=True)
+        assert np.array_equal(layout.trained_row, np.repeat(rows, counts))
+        assert np.array_equal(layout.trained_index, np.concatenate([[], *map(np.arange, counts)]))
+        for row, part in zip(rows, values.split(counts.tolist()), strict=True):
+            result[row] = part
+    assert [len(p) for p in result] == tree.trained_counts.tolist()
     return result
 
 
@@ -193,11 +193,16 @@ def check(
         assert error <= tolerance * want.abs().max().item(), name
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("tree_name", TREES)
+EVERY_TREE = [(config, tree) for config in ("dense", "moe") for tree in TREES]
+OTHER_GATES = [
+    (config, tree)
+    for config in ("dense-open-gate", "moe-open-gate-kkk")
+    for tree in ("random-0", "depth-9", "tiny-pieces")
+]
+
+
+@pytest.mark.parametrize(("config", "tree_name"), EVERY_TREE + OTHER_GATES)
 def test_shared_layout_equals_trajectory_by_trajectory(config: str, tree_name: str) -> None:
-    if config not in ("dense", "moe") and tree_name not in ("random-0", "depth-9", "tiny-pieces"):
-        pytest.skip("the other gates and projections run on three trees")
     tree = tree_of(tree_name)
     chunk = 64 if tree_name == "chunk-64" else 16
     check(config, tree_name, simple_bundle(tree, chunk=chunk, units=1), tree)
@@ -211,6 +216,15 @@ def test_every_chunk_length_and_sharing(chunk: int, sharing: str) -> None:
         check("moe", name, simple_bundle(tree, sharing=sharing, chunk=chunk, units=2), tree)
 
 
+@pytest.mark.parametrize("planner", ["expanded", "harts-l1"])
+def test_every_planner(planner: str) -> None:
+    for name in ("random-0", "chunk-bounds", "several-roots"):
+        tree = tree_of(name)
+        capacity = int(tree.length.max()) + 30
+        bundle = plan_tree(tree, PlanOptions(dp=2, capacity=capacity, planner=planner, chunk=16))
+        check("moe", name, bundle, tree)
+
+
 @pytest.mark.parametrize("tree_name", ["random-1", "duplicates-and-prefixes", "several-roots"])
 @pytest.mark.parametrize("sharing", ["tree", "none"])
 def test_a_loss_that_couples_positions(tree_name: str, sharing: str) -> None:
@@ -222,7 +236,7 @@ def test_a_loss_that_couples_positions(tree_name: str, sharing: str) -> None:
 @pytest.mark.parametrize("sharing", ["tree", "none"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_float32(config: str, sharing: str) -> None:
-    for name in ("random-2", "inside-chunks"):
+    for name in ("random-2", "tiny-pieces"):
         tree = tree_of(name)
         bundle = simple_bundle(tree, sharing=sharing, chunk=16, units=2)
         check(config, name, bundle, tree, dtype=torch.float32, tolerance=1e-5)

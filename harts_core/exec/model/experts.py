@@ -38,12 +38,12 @@ class Experts(nn.Module):
         place = torch.empty_like(order).index_copy_(0, order, torch.arange(C * k, device=order.device))
         ends = torch.bincount(flat, minlength=len(self.gate_proj)).cumsum(0)
         x = _Dispatch.apply(x_CD, order // k, place, k)  # type: ignore[no-untyped-call]
-        h = F.silu(grouped_linear(x, self.gate_proj, ends)) * grouped_linear(x, self.up_proj, ends)
-        y_CkD = grouped_linear(h, self.down_proj, ends).index_select(0, place).view(C, k, -1)
+        h = F.silu(_grouped_linear(x, self.gate_proj, ends)) * _grouped_linear(x, self.up_proj, ends)
+        y_CkD = _grouped_linear(h, self.down_proj, ends).index_select(0, place).view(C, k, x_CD.shape[1])
         return (y_CkD * weights_Ck.unsqueeze(-1)).sum(1).to(x_CD.dtype)
 
 
-def grouped_linear(x: Tensor, weight_Eoi: Tensor, ends_E: Tensor) -> Tensor:
+def _grouped_linear(x: Tensor, weight_Eoi: Tensor, ends_E: Tensor) -> Tensor:
     """Rows [ends[e − 1], ends[e]) of x times the transpose of weight[e].
 
     Args:
@@ -72,4 +72,4 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (place,) = ctx.saved_tensors
         grad = grads[0].index_select(0, place)
-        return grad.view(-1, ctx.k, grad.shape[-1]).sum(1), None, None, None
+        return grad.view(len(grad) // ctx.k, ctx.k, grad.shape[-1]).sum(1), None, None, None
