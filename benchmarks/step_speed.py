@@ -33,17 +33,18 @@ PLANNERS = ("expanded", "harts-l1")
 
 
 def measure(tree: RolloutTree, preset: str, capacity: int, steps: int) -> dict[str, list[StepMetrics]]:
-    """Steps of both plans, alternated; the first of each (allocations, index arrays) is left out."""
-    trainers, bundles = {}, {}
+    """Steps of both plans, alternated; the first of each (allocations, caches) is left out."""
+    trainers, data = {}, {}
     for planner in PLANNERS:
         model = HybridModel(PRESETS[preset], dtype=torch.float32, seed=0)
         optimizer = Optimizer(model.named_parameters(), OptimizerSection(learning_rate=1e-4))
         trainers[planner] = Trainer(model, Grpo(), optimizer)
-        bundles[planner] = plan_tree(tree, PlanOptions(dp=1, capacity=capacity, planner=planner))
+        bundle = plan_tree(tree, PlanOptions(dp=1, capacity=capacity, planner=planner))
+        data[planner] = trainers[planner].prepare(bundle, tree)
     taken: dict[str, list[StepMetrics]] = {planner: [] for planner in PLANNERS}
     for _ in range(steps + 1):
         for planner in PLANNERS:
-            taken[planner].append(trainers[planner].step(bundles[planner], tree))
+            taken[planner].append(trainers[planner].step_on(data[planner]))
     return {planner: metrics[1:] for planner, metrics in taken.items()}
 
 

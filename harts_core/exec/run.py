@@ -11,7 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harts_core.errors import ConfigError, CorruptFileError, DataError, InvalidPlanError, MissingBackendError
+from harts_core.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    HartsError,
+    InvalidPlanError,
+    MissingBackendError,
+)
 from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
@@ -24,9 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harts_core.exec.metrics import StepMetrics
+    from harts_core.exec.step_data import StepData
     from harts_core.exec.trainer import Trainer
-    from harts_core.plan.bundle import PlanBundle
-    from harts_core.trees.rollout_tree import RolloutTree
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -84,15 +90,6 @@ class _Setup:
     resolved: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
-    """One plan with its tree; ``sha256`` is that of plan.json."""
-
-    bundle: PlanBundle
-    tree: RolloutTree
-    sha256: str
-
-
 def train_run(
     options: RunOptions,
     *,
@@ -114,16 +111,13 @@ def train_run(
         NonFiniteError: a step's loss or gradient is not finite; nothing was updated by it.
     """
     setup = _check_options(options)
-    inputs = _read_inputs(options)
-    num_steps = len(inputs) if options.steps is None else options.steps
+    steps, plans = _read_steps(options, setup)
+    num_steps = len(steps) if options.steps is None else options.steps
     _check_backend(setup.config.runtime)
     from harts_core.exec.checkpoint import RunState, checkpoint_name, remove_debris, save_checkpoint
     from harts_core.exec.metrics import MetricsLog
 
-    plans = tuple(i.sha256 for i in inputs)
     trainer, extra_tensors = _build_trainer(setup, plans)
-    for i in inputs:
-        trainer.prepare(i.bundle, i.tree)
     folder = _open_run_folder(options.out, setup.resolved)
     remove_debris(folder)
     log = MetricsLog(options.out / METRICS, after_step=trainer.steps_done)
@@ -131,8 +125,7 @@ def train_run(
     taken = []
     while trainer.steps_done < num_steps:
         progress("steps", trainer.steps_done, num_steps)
-        current = inputs[trainer.steps_done % len(inputs)]
-        metrics = trainer.step(current.bundle, current.tree, progress)
+        metrics = trainer.step_on(steps[trainer.steps_done % len(steps)], progress)
         log.append(metrics)
         on_step(metrics)
         taken.append(metrics)
@@ -200,23 +193,25 @@ def _check_options(options: RunOptions) -> _Setup:
     )
 
 
-def _read_inputs(options: RunOptions) -> list[_Input]:
-    """Read the trees and plans, each plan with the tree that it was made for."""
-    from harts_core.exec.step_data import check_tree_of
+def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tuple[str, ...]]:
+    """The plans joined with the trees that they were made for, and the hashes of their plan.json."""
+    from harts_core.exec.step_data import build_step_data
     from harts_core.plan.bundle_file import MANIFEST, read_bundle
     from harts_core.trees.tree_file import read_tree
 
     trees = {tree.content_sha256: tree for tree in map(read_tree, options.trees)}
-    inputs = []
+    first = next(iter(trees.values()))
+    steps: list[StepData] = []
     for path in options.plans:
         bundle = read_bundle(path)
-        tree = trees.get(bundle.tree_sha256, next(iter(trees.values())))
+        tree = trees.get(bundle.tree_sha256, first)
         try:
-            check_tree_of(bundle, tree)
-        except InvalidPlanError as error:
-            raise InvalidPlanError(error.what, where=str(path), hint=error.hint) from None
-        inputs.append(_Input(bundle=bundle, tree=tree, sha256=sha256_file(path / MANIFEST)))
-    return inputs
+            data = build_step_data(bundle, tree, setup.objective.columns, vocab_size=setup.model.vocab_size)
+        except HartsError as error:
+            where = str(path) if error.where is None else f"{path}, {error.where}"
+            raise type(error)(error.what, where=where, hint=error.hint) from None
+        steps.append(data)
+    return steps, tuple(sha256_file(path / MANIFEST) for path in options.plans)
 
 
 def _check_backend(runtime: RuntimeSection) -> None:

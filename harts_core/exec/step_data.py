@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,26 +46,16 @@ class StepData:
     group_tokens: Int64
     group_sequences: Int64
     columns: dict[Column, Ragged]
-    _layouts: dict[int, UnitLayout] = field(default_factory=dict, repr=False)
 
-    def layout(self, unit: int) -> UnitLayout:
-        """The unit's index arrays; made at the first call and kept for later steps."""
-        from harts_core.exec.layout import build_unit_layout
-
-        if unit not in self._layouts:
-            self._layouts[unit] = build_unit_layout(self.bundle, self.tree, unit)
-        return self._layouts[unit]
-
-    def batch(self, unit: int, logprobs: Tensor) -> ObjectiveBatch:
+    def batch(self, layout: UnitLayout, logprobs: Tensor) -> ObjectiveBatch:
         """A unit's log-probabilities with the metadata of their positions.
 
         Args:
-            unit: its layout says which trained position each value belongs to.
+            layout: the unit's; it says which trained position each value belongs to.
             logprobs: λ [P], ordered by (row, position).
         """
         import torch
 
-        layout = self.layout(unit)
         row, index = layout.trained_row, layout.trained_index
         rows, sequence = np.unique(row, return_inverse=True)
 
@@ -88,19 +78,29 @@ class StepData:
         )
 
 
-def build_step_data(bundle: PlanBundle, tree: RolloutTree, columns: tuple[Column, ...]) -> StepData:
-    """Validate a plan against its tree and collect what a training step needs.
+def build_step_data(
+    bundle: PlanBundle, tree: RolloutTree, columns: tuple[Column, ...], *, vocab_size: int
+) -> StepData:
+    """Validate a plan against its tree and collect what a training step needs. Imports no torch.
 
     Args:
         bundle: the plan.
         tree: the rollout tree.
         columns: metadata that the objective needs for every trained position.
+        vocab_size: of the model.
 
     Raises:
         InvalidPlanError: the plan is of another tree, or breaks a rule of its format.
         ExecError: the plan shares tokens between units, which this version does not execute.
-        DataError: a needed column is absent or null in a trained row, or nothing is trained.
+        DataError: a needed column is absent or null in a trained row, nothing is trained, or the tree has
+            token ids that the model lacks.
     """
+    largest = int(tree.suffix.values.max())
+    if largest >= vocab_size:
+        raise DataError(
+            f"the tree has token id {largest}, the model's vocabulary ends at {vocab_size - 1}",
+            hint="use the model whose tokenizer made the rollouts",
+        )
     check_tree_of(bundle, tree)
     validate_plan(bundle, tree)
     if np.any(bundle.spans.owner != bundle.spans.unit) or np.any(bundle.units.kind != CONSUMER):

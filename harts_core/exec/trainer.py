@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harts_core.errors import DataError, NonFiniteError
+from harts_core.errors import NonFiniteError
 from harts_core.exec.config import Recompute
 from harts_core.exec.head import unit_logprobs
+from harts_core.exec.layout import UnitLayout, build_unit_layout
 from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import MetricSum, Objective
@@ -24,9 +25,6 @@ from harts_core.exec.unit import unit_hidden
 from harts_core.plan.bundle import PlanBundle
 from harts_core.progress import Progress, no_progress
 from harts_core.trees.rollout_tree import RolloutTree
-
-MAX_PREPARED = 4
-"""Plans whose index arrays are kept for a later step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,82 +70,68 @@ class Trainer:
         self.recompute = recompute
         self.head_block_rows = head_block_rows
         self.steps_done = steps_done
-        self._device = next(model.parameters()).device
-        self._prepared: list[StepData] = []
 
     def prepare(self, bundle: PlanBundle, tree: RolloutTree) -> StepData:
-        """Validate a plan and join it with its tree; kept, so that later steps on it start at once.
+        """Validate a plan and join it with its tree, once for any number of steps on it.
 
         Raises:
-            InvalidPlanError, ExecError, DataError: see ``build_step_data``; or the tree has token ids that
-                the model's vocabulary lacks.
+            InvalidPlanError, ExecError, DataError: see ``build_step_data``.
         """
-        for data in self._prepared:
-            if data.bundle is bundle and data.tree is tree:
-                return data
-        largest = int(tree.suffix.values.max())
-        if largest >= self.model.config.vocab_size:
-            raise DataError(
-                f"the tree has token id {largest}, the model's vocabulary ends at "
-                f"{self.model.config.vocab_size - 1}",
-                hint="use the model whose tokenizer made the rollouts",
-            )
-        data = build_step_data(bundle, tree, self.objective.columns)
-        self._prepared = [*self._prepared, data][-MAX_PREPARED:]
-        return data
+        return build_step_data(bundle, tree, self.objective.columns, vocab_size=self.model.config.vocab_size)
 
     def step(self, bundle: PlanBundle, tree: RolloutTree, progress: Progress = no_progress) -> StepMetrics:
-        """One optimizer step on a plan.
+        """``prepare`` and ``step_on``: one optimizer step on a plan."""
+        return self.step_on(self.prepare(bundle, tree), progress)
+
+    def step_on(self, data: StepData, progress: Progress = no_progress) -> StepMetrics:
+        """One optimizer step.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite; the unit is named, nothing was updated.
-            InvalidPlanError, ExecError, DataError: see ``prepare``.
         """
         start = time.perf_counter()
-        result = self.backward(bundle, tree, progress)
+        result = self.backward(data, progress)
         rate = self.optimizer.step(self.steps_done, result.grad_norm)
         self.steps_done += 1
         seconds = time.perf_counter() - start
-        data = self.prepare(bundle, tree)
-        calls = [len(data.layout(u).rounds) for u in data.consumers]
-        original = int(bundle.metrics["original_tokens"])
+        plan = data.bundle.metrics
         return StepMetrics(
             step=self.steps_done,
             loss=result.loss,
             grad_norm=result.grad_norm,
             lr=rate,
-            original_tokens=original,
-            compact_tokens=int(bundle.units.computed_tokens.sum()),
+            original_tokens=int(plan["original_tokens"]),
+            compact_tokens=int(data.bundle.units.computed_tokens.sum()),
             trained_positions=data.totals.tokens,
             units=len(data.consumers),
-            rounds=sum(calls),
+            rounds=int(plan["num_rounds"]),
             seconds=seconds,
-            tokens_per_s=original / seconds,
+            tokens_per_s=plan["original_tokens"] / seconds,
             objective=result.metrics,
         )
 
-    def backward(self, bundle: PlanBundle, tree: RolloutTree, progress: Progress = no_progress) -> StepLoss:
+    def backward(self, data: StepData, progress: Progress = no_progress) -> StepLoss:
         """Accumulate the gradients of a step in the optimizer, without an update.
 
         Raises:
-            NonFiniteError: as ``step``; all gradients are forgotten.
+            NonFiniteError: as ``step_on``; all gradients are forgotten.
         """
-        data = self.prepare(bundle, tree)
         self.optimizer.zero_grad()
         loss, norm = 0.0, 0.0
         sums: dict[str, list[float]] = {}
         for done, unit in enumerate(data.consumers):
             progress("units", done, len(data.consumers))
-            if not len(data.layout(unit).trained_row):
+            layout = build_unit_layout(data.bundle, data.tree, unit)
+            if not len(layout.trained_row):
                 continue  # it adds nothing to the loss
-            value, metrics = self._run_unit(data, unit)
+            value, metrics = self._run_unit(data, layout)
             norm = self.optimizer.grad_norm()
             if not (math.isfinite(value) and math.isfinite(norm)):
                 self.optimizer.zero_grad()
                 what = "a gradient" if math.isfinite(value) else "the loss"
                 raise NonFiniteError(
                     f"{what} is not finite; nothing was updated",
-                    where=f"step {self.steps_done + 1}, unit {unit}, rows {_rows_of(data, unit)}",
+                    where=f"step {self.steps_done + 1}, unit {unit}, rows {_some_rows(data, unit)}",
                     hint="look at these rows' log-probs and advantages; lower the learning rate",
                 )
             loss += value
@@ -159,22 +143,21 @@ class Trainer:
         means = {name: total / count for name, (total, count) in sums.items() if count}
         return StepLoss(loss=loss, grad_norm=norm, metrics=means)
 
-    def logprobs(self, data: StepData, unit: int) -> Tensor:
+    def logprobs(self, layout: UnitLayout) -> Tensor:
         """λ of a unit's trained positions, ordered by (row, position), differentiable."""
-        layout = data.layout(unit).to(self._device)
         hidden = unit_hidden(self.model, layout, recompute=self.recompute)
         return unit_logprobs(self.model, hidden, layout, block_rows=self.head_block_rows)
 
-    def _run_unit(self, data: StepData, unit: int) -> tuple[float, dict[str, MetricSum]]:
+    def _run_unit(self, data: StepData, layout: UnitLayout) -> tuple[float, dict[str, MetricSum]]:
         """Forward and backward of one consumer; a loss that is not finite has no backward."""
-        output = self.objective(data.batch(unit, self.logprobs(data, unit)))
+        output = self.objective(data.batch(layout, self.logprobs(layout)))
         value = float(output.loss.detach())
         if math.isfinite(value):
             output.loss.backward()  # type: ignore[no-untyped-call]
         return value, output.metrics
 
 
-def _rows_of(data: StepData, unit: int, shown: int = 5) -> str:
+def _some_rows(data: StepData, unit: int, shown: int = 5) -> str:
     rows = data.bundle.assignments.row[data.bundle.assignments.unit == unit].tolist()
     more = ", …" if len(rows) > shown else ""
     return ", ".join(map(str, rows[:shown])) + more

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from harts_core.errors import CorruptFileError, DataError
 from harts_core.exec.config import OptimizerSection
+from harts_core.exec.layout import build_unit_layout
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import Grpo
 from harts_core.exec.optimizer import Optimizer
@@ -128,8 +129,7 @@ def hf_logprobs(model: Any, tree: RolloutTree, dtype: torch.dtype) -> torch.Tens
 
 def our_logprobs(model: HybridModel, tree: RolloutTree, sharing: str) -> torch.Tensor:
     trainer = Trainer(model, Grpo(), Optimizer(model.named_parameters(), OptimizerSection()))
-    data = trainer.prepare(plan_of(tree, sharing=sharing), tree)
-    return trainer.logprobs(data, 0).detach()
+    return trainer.logprobs(build_unit_layout(plan_of(tree, sharing=sharing), tree, 0)).detach()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from harts_core.errors import DataError, ExecError, InvalidPlanError
+from harts_core.exec.layout import build_unit_layout
+from harts_core.exec.objectives.protocol import Column
 from harts_core.exec.step_data import StepData, build_step_data
 from harts_core.plan.bundle import PlanBundle
 from harts_core.trees.ragged import Ragged
@@ -18,20 +20,20 @@ from tests.support_train import plan_of, random_tree
 COLUMNS = ("old_logprobs", "ref_logprobs", "advantages")
 
 
-def positions(data: StepData, unit: int) -> int:
-    return len(data.layout(unit).trained_row)
+def prepare(bundle: PlanBundle, tree: RolloutTree, columns: tuple[Column, ...]) -> StepData:
+    return build_step_data(bundle, tree, columns, vocab_size=200)
 
 
 @pytest.mark.parametrize("sharing", ["tree", "none"])
 def test_every_trained_position_appears_once_with_its_own_metadata(sharing: str) -> None:
     tree = random_tree(1, num_rows=14)
-    data = build_step_data(plan_of(tree, sharing=sharing, dp=2, slots=3), tree, COLUMNS)
+    data = prepare(plan_of(tree, sharing=sharing, dp=2, slots=3), tree, COLUMNS)
     counts = np.zeros(tree.num_rows, np.int64)
     assert tree.old_logprobs is not None
     assert tree.advantages is not None
     for unit in data.consumers:
-        batch = data.batch(unit, torch.zeros(positions(data, unit), dtype=torch.float64))
-        layout = data.layout(unit)
+        layout = build_unit_layout(data.bundle, data.tree, unit)
+        batch = data.batch(layout, torch.zeros(len(layout.trained_row), dtype=torch.float64))
         row = batch.rows[batch.sequence].numpy()
         assert np.array_equal(row, layout.trained_row)
         np.add.at(counts, row, 1)
@@ -54,15 +56,15 @@ def test_advantages_per_position_are_kept_apart() -> None:
     tree = finish_tree(
         replace(tree, advantages=Ragged.from_rows([[0.5, -1.0], [2.0, 3.0]], np.float32)), "test"
     )
-    data = build_step_data(plan_of(tree), tree, ("advantages",))
-    batch = data.batch(0, torch.zeros(4))
+    data = prepare(plan_of(tree), tree, ("advantages",))
+    batch = data.batch(build_unit_layout(data.bundle, tree, 0), torch.zeros(4))
     assert batch.column("advantages").tolist() == [0.5, -1.0, 2.0, 3.0]
 
 
 def test_consumers_run_slot_by_slot_and_replica_by_replica() -> None:
     tree = random_tree(2, num_rows=12)
     bundle = plan_of(tree, dp=2, slots=3)
-    data = build_step_data(bundle, tree, ())
+    data = prepare(bundle, tree, ())
     keys = [(int(bundle.units.slot[u]), int(bundle.units.replica[u])) for u in data.consumers]
     assert keys == [(s, d) for s in range(3) for d in range(2)]
 
@@ -76,26 +78,32 @@ def test_absent_and_null_columns_are_named() -> None:
     plain = tree_from_sequences([[1, 2, 3], [4, 5], [6]])
     tree, bundle = with_column(plain)
     with pytest.raises(DataError, match="needs the column old_logprobs, which the tree lacks"):
-        build_step_data(bundle, tree, ("old_logprobs",))
+        prepare(bundle, tree, ("old_logprobs",))
     tree, bundle = with_column(plain, old_logprobs=Ragged.from_rows([[-1, -1], None, []], np.float32))
     with pytest.raises(DataError, match="null in 1 trained trajectories") as caught:
-        build_step_data(bundle, tree, ("old_logprobs",))
+        prepare(bundle, tree, ("old_logprobs",))
     assert "t00001" in str(caught.value)
     tree, bundle = with_column(plain, old_logprobs=Ragged.from_rows([[-1, -1], [-2], None], np.float32))
-    assert build_step_data(bundle, tree, ("old_logprobs",)).totals.tokens == 3  # [6] trains nothing
+    assert prepare(bundle, tree, ("old_logprobs",)).totals.tokens == 3  # [6] trains nothing
 
 
 def test_plans_that_cannot_run_are_refused() -> None:
     tree, other = random_tree(3), random_tree(4)
     bundle = plan_of(tree)
     with pytest.raises(InvalidPlanError, match="for another rollout tree"):
-        build_step_data(bundle, other, ())
+        prepare(bundle, other, ())
     units = replace(bundle.units, cost_forward=bundle.units.cost_forward + 1)
     with pytest.raises(InvalidPlanError):
-        build_step_data(replace(bundle, units=units), tree, ())
+        prepare(replace(bundle, units=units), tree, ())
     nothing = tree_from_sequences([[1], [2]])
     with pytest.raises(DataError, match="no trajectory of the plan has a trained position"):
-        build_step_data(plan_of(nothing), nothing, ())
+        prepare(plan_of(nothing), nothing, ())
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused() -> None:
+    tree = random_tree(7, vocab=1000)
+    with pytest.raises(DataError, match="the model's vocabulary ends at 199"):
+        prepare(plan_of(tree), tree, ())
 
 
 def test_plans_with_producers_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +113,4 @@ def test_plans_with_producers_are_refused_by_name(monkeypatch: pytest.MonkeyPatc
     owner[-1] = 0
     monkeypatch.setattr("harts_core.exec.step_data.validate_plan", lambda bundle, tree: None)
     with pytest.raises(ExecError, match="tokens of other units"):
-        build_step_data(replace(bundle, spans=replace(bundle.spans, owner=owner)), tree, ())
+        prepare(replace(bundle, spans=replace(bundle.spans, owner=owner)), tree, ())
