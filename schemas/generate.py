@@ -22,6 +22,8 @@ from harts_core.plan import bundle_file
 from harts_core.plan.build import build_bundle
 from harts_core.plan.cost_model import PRESETS, CostModel
 from harts_core.plan.diff import PlanDiff
+from harts_core.plan.layout import SHARING
+from harts_core.plan.options import ON_TOO_LONG
 from harts_core.plan.report import PlanReport
 from harts_core.trees import tree_file
 from harts_core.trees.build import Trajectory, build_tree
@@ -73,14 +75,23 @@ def plan_manifest() -> Schema:
         slot=np.zeros(1),
     )
     metric_kinds = {name: INTEGER if type(v) is int else NUMBER for name, v in example.metrics.items()}
-    limits = dict.fromkeys(("dp", "capacity", "pad", "chunk"), POSITIVE)
-    parameters = {**limits, "seed": COUNT, "sharing": {"enum": ["tree", "none", "group"]}}
+    parameters = object_schema(
+        {**dict.fromkeys(("dp", "capacity", "pad", "chunk"), POSITIVE), "sharing": {"enum": list(SHARING)}},
+        extra=True,
+    )
+    parameters["properties"] |= {  # of the planners here; another one may have others
+        "seed": COUNT,
+        "producer_capacity": POSITIVE,
+        "max_live_producers": POSITIVE,
+        "on_too_long": {"enum": list(ON_TOO_LONG)},
+        "dropped_rows": {"type": "array", "items": COUNT},
+    }
     return object_schema(
         {
             "format": {"const": bundle_file.FORMAT},
             "version": {"const": bundle_file.VERSION},
             "planner": STRING,
-            "parameters": object_schema(parameters, extra=True),
+            "parameters": parameters,
             "cost_model": object_schema(dataclass_properties(CostModel)),
             "tree_sha256": SHA256,
             "metrics": object_schema(metric_kinds),
@@ -92,6 +103,13 @@ def plan_manifest() -> Schema:
 def plan_runtime() -> Schema:
     """runtime.json of a bundle: clock times by name; not hashed."""
     return object_schema({}, extra=NUMBER)
+
+
+def plan_report() -> Schema:
+    """``harts plan --json``: plan.json, the bundle's folder and the clock times."""
+    schema = plan_manifest()
+    schema["properties"] |= {"output": STRING, "runtime": plan_runtime()}
+    return schema | {"required": sorted(schema["properties"])}
 
 
 def ingest_report() -> Schema:
@@ -154,6 +172,7 @@ JSON: dict[str, Callable[[], Schema]] = {
     "plan-runtime": plan_runtime,
     "synth-report": _report(SynthSummary),
     "ingest-report": ingest_report,
+    "plan-report": plan_report,
     "export-report": lambda: object_schema({"output": STRING, "rows": POSITIVE, "tokens": POSITIVE}),
     "inspect-tree-report": _report(TreeStatistics),
     "inspect-plan-report": _report(PlanReport),

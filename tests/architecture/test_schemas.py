@@ -53,12 +53,16 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """A folder with rows.parquet, tree.arrow, again.parquet, and the commands' JSON reports by schema."""
     folder = tmp_path_factory.mktemp("ingested")
     rows, tree, again = (folder / name for name in ("rows.parquet", "tree.arrow", "again.parquet"))
+    plan = folder / "plan"
     reports = {}
     for name, arguments in {
         "synth-report": ("synth", "-o", rows),
         "ingest-report": ("ingest", rows, "-o", tree),
         "export-report": ("export", tree, "-o", again),
+        "plan-report": ("plan", tree, "-o", plan, "--planner", "harts-l1", "--dp", "2", "--capacity", "1024"),
         "inspect-tree-report": ("inspect", "tree", tree),
+        "inspect-plan-report": ("inspect", "plan", plan, "--tree", tree),
+        "inspect-diff-report": ("inspect", "diff", plan, plan),
     }.items():
         result = run_harts(*arguments, "--json")
         assert result.returncode == 0, result.stderr
@@ -66,9 +70,9 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, reports
 
 
-@pytest.mark.parametrize("name", ["synth-report", "ingest-report", "export-report", "inspect-tree-report"])
-def test_reports_fit(ingested: tuple[Path, dict[str, dict[str, Any]]], name: str) -> None:
-    check(name, ingested[1][name])
+def test_reports_fit(ingested: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    for name, report in ingested[1].items():
+        check(name, report)
 
 
 def test_the_tree_file_fits(ingested: tuple[Path, dict[str, dict[str, Any]]]) -> None:
@@ -85,13 +89,14 @@ def test_parquet_files_fit(ingested: tuple[Path, dict[str, dict[str, Any]]], fil
     assert arrow_fields(schema) == json.loads((FOLDER / f"{name}.arrow.json").read_text())["columns"]
 
 
-def test_bundles_fit(tmp_path: Path) -> None:
-    _, bundle = random_plan(0)
-    write_bundle(tmp_path / "plan", bundle)
-    check("plan", json.loads((tmp_path / "plan" / "plan.json").read_text()))
-    check("plan-runtime", {"planning_s": 0.5})
+def test_bundles_fit(ingested: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path) -> None:
+    write_bundle(tmp_path / "own", random_plan(0)[1])
+    check("plan", json.loads((tmp_path / "own" / "plan.json").read_text()))
+    plan = ingested[0] / "plan"
+    check("plan", json.loads((plan / "plan.json").read_text()))
+    check("plan-runtime", json.loads((plan / "runtime.json").read_text()))
     for table in SCHEMAS:
-        with pa.memory_map(str(tmp_path / "plan" / f"{table}.arrow")) as source:
+        with pa.memory_map(str(plan / f"{table}.arrow")) as source:
             columns = arrow_fields(pa.ipc.open_file(source).schema)
         assert columns == json.loads((FOLDER / f"plan-{table}.arrow.json").read_text())["columns"]
 
