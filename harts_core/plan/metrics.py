@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from harts_core.plan.bounds import least_tokens_in_sets, least_tokens_within_capacity
 from harts_core.plan.bundle import CONSUMER, PRODUCER, AssignmentTable, UnitTable, WindowTable
-from harts_core.plan.layout import neighbour_lcp, run_starts
+from harts_core.plan.layout import run_starts
+from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.rollout_tree import RolloutTree
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.plan.bundle import CONSUMER, NONE, PRODUCER, AssignmentTable, SpanTable, WindowTable
-from harts_core.plan.layout import Layout, neighbour_lcp, run_starts
+from harts_core.plan.layout import Layout, run_starts
+from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.ragged import read_only
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.segments import SegmentTree, build_segment_tree
@@ -267,7 +268,10 @@ def _index_in_unit(offset: npt.NDArray[Any], unit: npt.NDArray[Any], line: npt.N
 def _windows(levels: Sequence[ProducerLevel], units: list[_Units]) -> tuple[WindowTable, Int32, Int32]:
     """The windows that have a producer; the window of every unit; the slot where each unit begins."""
     consumers = units[-1]
-    starts, stops, window, begins = [], [], [], []
+    starts: list[npt.NDArray[Any]] = []
+    stops: list[npt.NDArray[Any]] = []
+    window: list[npt.NDArray[Any]] = []
+    begins: list[npt.NDArray[Any]] = []
     innermost = np.full(int(consumers.place.max()) + 1, NONE, np.int32)
     count = 0
     for level, found in zip(levels, units[:-1], strict=True):

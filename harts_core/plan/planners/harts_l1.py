@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from harts_core.plan.bounds import least_tokens_within_capacity
-from harts_core.plan.layout import Layout, neighbour_lcp
+from harts_core.plan.layout import Layout
 from harts_core.plan.planners.anneal import anneal_partition
 from harts_core.plan.planners.bins import bins_of_partition
 from harts_core.plan.planners.contiguous import contiguous_partitions, natural_runs
 from harts_core.plan.planners.greedy import BEST_FIT, MAX_SHARED, align_count, pack_greedily
 from harts_core.plan.planners.problem import Int32, Int64, PlanProblem, partition_score
 from harts_core.progress import Progress
+from harts_core.trees.neighbours import neighbour_lcp
 
 PROBE_MOVES, FINAL_MOVES = 250, 2000
 """Annealing moves per row: to find the best count K, and for that K."""

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.errors import InfeasiblePlanError
-from harts_core.plan.layout import Layout, layout_consumers, neighbour_lcp
+from harts_core.plan.layout import Layout, layout_consumers
 from harts_core.progress import Progress
+from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.ragged import read_only
 from harts_core.trees.rollout_tree import RolloutTree
 

@@ -8,7 +8,7 @@ import pytest
 from harts_core.plan.build import build_bundle
 from harts_core.plan.bundle import NONE, PlanBundle
 from harts_core.plan.cost_model import PRESETS, CostModel
-from harts_core.plan.layout import range_minimum
+from harts_core.trees.neighbours import range_minimum
 from harts_core.trees.rollout_tree import RolloutTree
 from tests.support import random_sequences, tree_from_sequences
 
