@@ -18,6 +18,7 @@ from harts_core.trees.check_record import CheckOptions, check_record
 from harts_core.trees.findings import Findings
 from harts_core.trees.formats import find_format, rows, sniff_format
 from harts_core.trees.formats.record import Format, RawRecord, ReadOptions, lookup
+from harts_core.trees.formats.text_tokenizer import tokenizer_name
 from harts_core.trees.group_advantages import group_relative_advantages
 from harts_core.trees.ingest_options import IngestOptions, option_name
 from harts_core.trees.ingest_report import IngestReport, make_report
@@ -74,9 +75,10 @@ class _Ingest:
         self._sources: list[dict[str, Any]] = []
         self._num_records = 0
         self._said: dict[str, tuple[Any, str]] = {}  # property → (value, where it was said)
-        for name in ("tokenizer", "vocab_size"):
-            if (value := getattr(options, name)) is not None:
-                self._said[name] = (value, option_name(name))
+        if options.tokenizer is not None:
+            self._said["tokenizer"] = (tokenizer_name(options.tokenizer), option_name("tokenizer"))
+        if options.vocab_size is not None:
+            self._said["vocab_size"] = (options.vocab_size, option_name("vocab_size"))
         self._samplings: set[str] = set()
         self._read_options = ReadOptions(
             fields=options.fields,

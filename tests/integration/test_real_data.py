@@ -167,3 +167,55 @@ def test_group_relative_advantages_equal_those_in_the_files(shared_data: Path) -
     assert computed.advantages is not None
     np.testing.assert_allclose(computed.advantages.values, given.advantages.values, atol=1e-5)
     assert np.any(computed.advantages.values != 0)
+
+
+def reference_rows(path: Path) -> dict[str, tuple[list[int], list[int]]]:
+    """trajectory_id#step → (tokens, mask) of a tokenized file."""
+    columns = ["trajectory_id", "step_index", "input_ids", "loss_mask"]
+    return {
+        f"{r['trajectory_id']}#{r['step_index']}": (r["input_ids"], r["loss_mask"])
+        for r in pq.read_table(path, columns=columns).to_pylist()
+    }
+
+
+def tree_rows(tree: RolloutTree) -> dict[str, tuple[list[int], list[int]]]:
+    out = {}
+    for i, name in enumerate(tree.trajectory_id):
+        mask = np.zeros(int(tree.length[i]), np.int64)
+        mask[tree.trained_positions(i)] = 1
+        out[name] = (tree.tokens(i).tolist(), mask.tolist())
+    return out
+
+
+def test_tau_bench_messages_render_to_the_tokenized_rows(shared_data: Path) -> None:
+    """All 1,381 steps of tasks 0–24, rendered from text, equal the file tokenized by others."""
+    pytest.importorskip("quicktok")
+    options = IngestOptions(tokenizer="qwen3", sampling="step")
+    tree, report = ingest([shared_data / "tau_bench" / "gpt-4o-airline.tasks00-24.json"], options)
+    reference = reference_rows(shared_data / "tokenized" / "tau_bench_airline.step_wise.parquet")
+    expected = {
+        name.replace("airline/", "").replace("trial", ""): row
+        for name, row in reference.items()
+        if int(name.split("/")[1]) < 25
+    }
+    assert report.rows == len(expected) == 1381
+    assert tree_rows(tree) == expected
+
+
+def test_toolbench_search_tree_renders_to_the_tokenized_rows(shared_data: Path) -> None:
+    pytest.importorskip("quicktok")
+    name = "G3_answer__13_ChatGPT_DFS_woFilter_w2"
+    options = IngestOptions(tokenizer="qwen3", sampling="step")
+    tree, report = ingest([shared_data / "toolbench_dfs" / f"{name}.json"], options)
+    reference = reference_rows(shared_data / "tokenized" / "toolbench_dfs.step_wise.parquet")
+    expected = [row for key, row in reference.items() if key.startswith(name + "/")]
+    assert report.rows == 193
+    assert sorted(tree_rows(tree).values()) == sorted(expected)
+
+
+def test_swe_agent_histories(shared_data: Path) -> None:
+    pytest.importorskip("quicktok")
+    options = IngestOptions(tokenizer="qwen3", sampling="step")
+    _, report = ingest([shared_data / "swe_agent"], options)
+    assert (report.rollouts, report.stepwise_rows) == (3, 27)
+    assert report.lost_sharing.step_pairs == 0

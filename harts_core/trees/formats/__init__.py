@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from harts_core.errors import ConfigError, DataError
-from harts_core.trees.formats import atif, atropos, harbor, nemo_rl, prime_rl, rows, slime, verifiers
+from harts_core.trees.formats import (
+    atif,
+    atropos,
+    harbor,
+    messages,
+    nemo_rl,
+    prime_rl,
+    rows,
+    slime,
+    verifiers,
+)
 from harts_core.trees.formats.record import Format
 
 FORMATS: tuple[Format, ...] = (
@@ -18,6 +28,7 @@ FORMATS: tuple[Format, ...] = (
     atif.FORMAT,
     prime_rl.FORMAT,
     rows.FORMAT,
+    messages.FORMAT,
 )
 """In sniffing order: the most particular first."""
 
