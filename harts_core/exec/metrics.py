@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,10 +46,10 @@ class StepMetrics:
     objective: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """A flat JSON-able record, the objective's metrics after the others."""
+        """A flat JSON-able record, the objective's metrics after the others; null where one is not finite."""
         values: dict[str, Any] = asdict(self)
-        values.update(values.pop("objective"))
-        return values
+        own = values.pop("objective")
+        return values | {name: value if math.isfinite(value) else None for name, value in own.items()}
 
 
 class MetricsLog:

@@ -24,7 +24,7 @@ from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint, read_hf_checkpoint
-from harts_core.files import atomic_file, sha256_file
+from harts_core.files import atomic_directory, atomic_file, sha256_file
 from harts_core.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -199,16 +199,17 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
     from harts_core.plan.bundle_file import MANIFEST, read_bundle
     from harts_core.trees.tree_file import read_tree
 
-    trees = {tree.content_sha256: tree for tree in map(read_tree, options.trees)}
-    first = next(iter(trees.values()))
+    read = [(read_tree(path), path) for path in options.trees]
+    trees = {tree.content_sha256: (tree, path) for tree, path in read}
     steps: list[StepData] = []
     for path in options.plans:
         bundle = read_bundle(path)
-        tree = trees.get(bundle.tree_sha256, first)
+        tree, tree_path = trees.get(bundle.tree_sha256, read[0])
         try:
             data = build_step_data(bundle, tree, setup.objective.columns, vocab_size=setup.model.vocab_size)
         except HartsError as error:
-            where = str(path) if error.where is None else f"{path}, {error.where}"
+            file = tree_path if isinstance(error, DataError) else path
+            where = str(file) if error.where is None else f"{file}, {error.where}"
             raise type(error)(error.what, where=where, hint=error.hint) from None
         steps.append(data)
     return steps, tuple(sha256_file(path / MANIFEST) for path in options.plans)
@@ -274,12 +275,16 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict
 
 
 def _open_run_folder(out: Path, resolved: dict[str, Any]) -> Path:
-    """Make the run folder, write its configuration, return its folder of checkpoints."""
-    folder = out / CHECKPOINTS
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_file(out / CONFIG) as temporary:
-        temporary.write_text(json.dumps(resolved, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return folder
+    """Make the run folder with its configuration, or update that; return the folder of checkpoints."""
+    text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
+    if (out / CONFIG).is_file():
+        with atomic_file(out / CONFIG) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    else:  # appears complete, so that a job killed here can be resumed
+        with atomic_directory(out, replaces=CONFIG) as folder:
+            (folder / CONFIG).write_text(text, encoding="utf-8")
+            (folder / CHECKPOINTS).mkdir()
+    return out / CHECKPOINTS
 
 
 def _read_resolved(file: Path) -> dict[str, Any]:

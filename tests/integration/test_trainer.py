@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,9 @@ def test_step_metrics(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2]
     assert records[0]["kl_ref"] == metrics.objective["kl_ref"]
+    endless = replace(metrics, objective={"kl_old": float("inf"), "ratio": 1.0})
+    assert endless.to_dict()["kl_old"] is None
+    assert endless.to_dict()["ratio"] == 1.0
     with open(tmp_path / "metrics.jsonl", "a") as f:
         f.write('{"step": 3, "los')  # a killed process
     MetricsLog(tmp_path / "metrics.jsonl", after_step=1)

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
 from harts_core.errors import ConfigError
-from harts_core.exec.config import OPEN_KEYS, SECTIONS, TrainConfig, read_config
+from harts_core.exec.config import OPEN_KEYS, SECTIONS, ModelSection, TrainConfig, read_config
+from harts_core.exec.model.config import ALIASES, PRESETS, ModelConfig
+from harts_core.exec.model_section import NOT_COMPUTED, resolve_model_config
 from harts_core.exec.objectives import OBJECTIVES
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -88,6 +90,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_config(tmp_path / "absent.toml")
 
 
+def toml_text(default: object) -> str:
+    if default is MISSING:
+        return "required"
+    if default is None:
+        return "none"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def test_every_key_is_documented_with_its_default() -> None:
     text = DOC.read_text(encoding="utf-8")
     for section, cls in SECTIONS.items():
@@ -96,15 +106,17 @@ def test_every_key_is_documented_with_its_default() -> None:
         keys = [f for f in fields(cls) if f.name != OPEN_KEYS.get(section)]
         if section == "objective":
             keys += [f for objective in OBJECTIVES.values() for f in fields(objective)]
+        if section == "model":
+            keys += [f for f in fields(ModelConfig) if f.name != "extra"]
+            assert all(f"`{name}`" in part for name in (*ALIASES, *NOT_COMPUTED, *PRESETS))
         for key in keys:
             line = next((x for x in part.splitlines() if x.startswith(f"| `{key.name}`")), None)
             assert line is not None, f"[{section}] {key.name} is not in docs/configuration.md"
-            default = {True: "true", False: "false", None: "none"}.get(key.default, key.default)  # type: ignore[arg-type]
-            if isinstance(key.default, (int, float)) and not isinstance(key.default, bool):
-                default = key.default
-            shown = line.split("|")[3].strip().strip("`")
-            same = float(shown) == default if isinstance(default, float) else shown == str(default)
-            assert same, f"[{section}] {key.name}: default {default}, documented {shown}"
+            shown = line.split("|")[3].strip().strip("`*")
+            if isinstance(key.default, float):
+                assert float(shown) == key.default, key.name
+            else:
+                assert shown == toml_text(key.default), key.name
 
 
 def test_config_and_objectives_import_no_torch() -> None:
@@ -113,3 +125,35 @@ def test_config_and_objectives_import_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_model_table() -> None:
+    section = ModelSection(preset="cpu-moe", overrides={"num_hidden_layers": 8, "num_expert_group": 2})
+    model = resolve_model_config(section)
+    assert (model.num_hidden_layers, model.n_group, model.hidden_size) == (8, 2, 64)
+    assert resolve_model_config(ModelSection(), model) is model
+    assert resolve_model_config(section, model) is model
+    shape = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    whole = resolve_model_config(ModelSection(overrides=shape | {"num_attention_heads": 2}))
+    assert whole.head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (ModelSection(), "no model is named"),
+        (ModelSection(preset="cpu-mo"), "did you mean cpu-moe?"),
+        (ModelSection(preset="cpu-moe", overrides={"num_expert": 4}), "did you mean num_experts?"),
+        (ModelSection(overrides={"vocab_size": 9}), "lacks hidden_size"),
+        (ModelSection(preset="cpu-moe", overrides={"hidden_size": "64"}), "hidden_size"),
+    ],
+)
+def test_mistakes_in_the_model_table_are_named(section: ModelSection, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_model_config(section)
+    assert message in str(caught.value)
+
+
+def test_a_table_that_contradicts_the_checkpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_hidden_layers = 8 contradicts the checkpoint, which has 4"):
+        resolve_model_config(ModelSection(overrides={"num_hidden_layers": 8}), PRESETS["cpu-moe"])
