@@ -65,8 +65,8 @@ def finish_bundle(
         layout: units, windows, spans, assignments.
         planner, parameters, cost_model: as for :func:`build_bundle`.
     """
-    parameters = {**parameters, "sharing": layout.sharing}
-    units = _units(layout, int(parameters["pad"]), cost_model)
+    parameters = {**parameters, **layout.parameters, "sharing": layout.sharing}
+    units = unit_table(layout, int(parameters["pad"]), cost_model)
     sequences, num_rounds = _sequences(layout.spans, len(units), int(parameters["chunk"]))
     metrics = plan_metrics(
         tree,
@@ -92,8 +92,8 @@ def finish_bundle(
     )
 
 
-def _units(layout: Layout, pad: int, cost: CostModel) -> UnitTable:
-    """Token counts and costs: A = Σ q(k − q) + q(q + 1)/2 and R = Σ q·k over the owned spans."""
+def unit_table(layout: Layout, pad: int, cost: CostModel) -> UnitTable:
+    """Token counts and costs of a layout's units: A = Σ q(k − q) + q(q + 1)/2 and R = Σ q·k over the owned spans."""
     spans, num_units = layout.spans, len(layout.replica)
     own = spans.owner == spans.unit
     q = (spans.stop - spans.start).astype(np.int64)

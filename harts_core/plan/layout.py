@@ -7,7 +7,7 @@ tables with imported spans. :func:`harts_core.plan.build.finish_bundle` complete
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Layout:
         replica, kind, window, slot, order: int32 [units], as in UnitTable.
         windows, spans, assignments: as in the bundle.
         sharing: "tree", "none" or "group".
+        parameters: what the planner settled itself, for the manifest (JSON-able).
     """
 
     replica: Int32
@@ -41,6 +42,7 @@ class Layout:
     spans: SpanTable
     assignments: AssignmentTable
     sharing: str
+    parameters: dict[str, Any] = field(default_factory=dict)
 
 
 def run_starts(keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from harts_core.errors import ConfigError
@@ -25,28 +26,34 @@ class PlanOptions:
         cost_model: coefficients of unit costs.
         producer_capacity: tokens that a producer may compute; None: the capacity.
         max_live_producers: producers that may be alive at once on a replica.
+        effort: rounds of search; more rounds, better plans (planner harts).
+        time_budget_s: seconds to add further whole rounds in; the plan states how many ran as its effort.
         on_too_long: trajectories longer than the capacity: "error", "drop" (recorded) or "split".
     """
 
     dp: int
     capacity: int
-    planner: str = "harts-l1"
+    planner: str = "harts"
     pad: int = 1
     chunk: int = 64
     seed: int = 0
     cost_model: CostModel = field(default_factory=lambda: PRESETS[DEFAULT_COST_MODEL])
     producer_capacity: int | None = None
     max_live_producers: int = 2
+    effort: int = 1
+    time_budget_s: float = 0.0
     on_too_long: str = "error"
 
     def __post_init__(self) -> None:
         positive = {"dp": self.dp, "capacity": self.capacity, "pad": self.pad, "chunk": self.chunk}
-        positive |= {"max_live_producers": self.max_live_producers}
+        positive |= {"max_live_producers": self.max_live_producers, "effort": self.effort}
         if self.producer_capacity is not None:
             positive["producer_capacity"] = self.producer_capacity
         for name, value in positive.items():
             if not 1 <= value <= MAX_TOKENS:
                 raise ConfigError(f"{name} must be a positive integer, not {value}")
+        if not 0 <= self.time_budget_s < math.inf:
+            raise ConfigError(f"time_budget_s must be a number of seconds, not {self.time_budget_s}")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must lie in [0, 2^32), not {self.seed}")
         if self.on_too_long not in ON_TOO_LONG:

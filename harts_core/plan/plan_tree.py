@@ -40,7 +40,19 @@ def plan_tree(tree: RolloutTree, options: PlanOptions, progress: Progress = no_p
         raise ConfigError(f"no such planner: {options.planner}", hint=f"one of {', '.join(PLANNERS)}")
     rows, dropped = _select_rows(tree, options)
     clock = [time.perf_counter()]
-    problem = PlanProblem.of_rows(tree, rows, dp=options.dp, capacity=options.capacity, seed=options.seed)
+    problem = PlanProblem.of_rows(
+        tree,
+        rows,
+        dp=options.dp,
+        capacity=options.capacity,
+        seed=options.seed,
+        pad=options.pad,
+        producer_capacity=options.producer_capacity,
+        max_live_producers=options.max_live_producers,
+        cost_model=options.cost_model,
+        effort=options.effort,
+        time_budget_s=options.time_budget_s,
+    )
     layout = planner(problem, progress)
     clock.append(time.perf_counter())
     bundle = finish_bundle(

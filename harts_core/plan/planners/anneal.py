@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.plan.planners.bins import (
+    added_tokens,
     bins_of_partition,
     insert_row,
+    neighbours,
     remove_row,
     shared_tokens,
 )
@@ -24,8 +26,9 @@ OVERFLOW_PENALTY = 1000
 HOT_TOKENS, COLD_TOKENS = 8000, 100
 """Temperatures at the start and the end for bins of 65,536 tokens; they scale with the capacity."""
 STAGES = 200
-SWAPS, GROUPS = 6, 4
-"""Of 16 moves, those that are swaps; of 16 rows that move, those that take their closest relatives along."""
+NEAR, SWAPS, GROUPS = 11, 6, 4
+"""Of 16 moves, those towards a lexicographic neighbour's bin, and those that are swaps; of 16 rows that move,
+those that take their closest relatives along."""
 MAX_GROUP = 64
 UNIT = 1 << 12
 LOGARITHMS = np.round(-np.log((np.arange(1024) + 0.5) / 1024) * UNIT).astype(np.int64)
@@ -68,76 +71,86 @@ def anneal_partition(
 
 @numba.njit(cache=True)
 def _next(state: Any) -> Any:
-    """A random number in [0, 2^31) from xorshift64*."""
+    """63 random bits, from xorshift64*."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state[0] = x
-    return np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(33))
+    return np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(1))
 
 
 @numba.njit(cache=True)
-def _overflow(bins: Any, a: int, b: int, capacity: int) -> int:
-    """Tokens of two bins above the capacity."""
-    return max(0, bins.load[a] - capacity) + max(0, bins.load[b] - capacity)
+def _below(bits: Any, n: int) -> Any:
+    """A number in [0, n) from the lowest 32 bits."""
+    return ((bits & 0xFFFFFFFF) * n) >> 32
 
 
 @numba.njit(cache=True)
 def _anneal(bins: Any, capacity: int, temperatures: Any, moves: int, state: Any, logarithms: Any) -> Any:
-    """The partition with the least overflow, then the least tokens, that the search passes through."""
-    tokens, overflow = np.int64(0), np.int64(0)
-    for b in range(len(bins.load)):
-        tokens += bins.load[b]
-        overflow += max(0, bins.load[b] - capacity)
-    best, best_tokens, best_overflow = bins.of.copy(), tokens, overflow
+    """The partition with the least overflow, then the least tokens, of those at the stages' ends."""
+    best, best_energy = bins.of.copy(), np.int64(2) ** 62
     moved, returned = np.empty(MAX_GROUP + 1, np.int64), np.empty(MAX_GROUP + 1, np.int64)
     for temperature in temperatures:
         for _ in range(moves):
-            x = _next(state) % len(bins.of)
-            a = bins.of[x]
-            b = _target(bins, x, state)
+            r, s = _next(state), _next(state)
+            x = _below(r, len(bins.of))
+            a, b = bins.of[x], _target(bins, x, r >> 32, s)
             if a == b:
                 continue
-            load, over = bins.load[a] + bins.load[b], _overflow(bins, a, b, capacity)
-            count = _gather(bins, x, state, moved)
+            count = _gather(bins, x, (r >> 40) & 15, moved)
             back = 0
-            if _next(state) % 16 < SWAPS:
-                back = _gather(bins, _member(bins, b, state), state, returned)
+            if (r >> 44) & 15 < SWAPS:
+                back = _gather(bins, _member(bins, b, (s >> 32) & 0xFFFF), (r >> 48) & 15, returned)
             if bins.size[a] - count + back == 0 or bins.size[b] - back + count == 0:
                 continue  # would empty a bin
-            if over == 0 and count == 1 and back <= 1:
-                y = returned[0] if back else -1
-                if _overfills(bins, b, x, y, capacity) or _overfills(bins, a, y, x, capacity):
-                    continue
-            _exchange(bins, moved, count, returned, back, a, b)
-            more = bins.load[a] + bins.load[b] - load
-            more_over = _overflow(bins, a, b, capacity) - over
-            change = more + OVERFLOW_PENALTY * more_over
-            if change * UNIT > temperature * logarithms[_next(state) % len(logarithms)]:
+            before = _penalised(bins.load[a], capacity) + _penalised(bins.load[b], capacity)
+            alone = count == 1 and back <= 1
+            if alone:
+                load_a, load_b = _loads_after(bins, x, returned[0] if back else -1, a, b)
+            else:
+                _exchange(bins, moved, count, returned, back, a, b)
+                load_a, load_b = bins.load[a], bins.load[b]
+            change = _penalised(load_a, capacity) + _penalised(load_b, capacity) - before
+            accepted = change * UNIT <= temperature * logarithms[(s >> 48) & 1023]
+            if accepted and alone:
+                _exchange(bins, moved, count, returned, back, a, b)
+            elif not accepted and not alone:
                 _exchange(bins, moved, count, returned, back, b, a)
-                continue
-            tokens += more
-            overflow += more_over
-            if overflow < best_overflow or (overflow == best_overflow and tokens < best_tokens):
-                best_tokens, best_overflow = tokens, overflow
-                best[:] = bins.of
+        energy = np.int64(0)
+        for load in bins.load:
+            energy += _penalised(load, capacity)
+        if energy < best_energy:
+            best_energy = energy
+            best[:] = bins.of
     return best
 
 
 @numba.njit(cache=True)
-def _overfills(bins: Any, b: int, x: int, y: int, capacity: int) -> bool:
-    """Whether bin b surely exceeds the capacity with x in and y out (−1: none): most moves fail here.
+def _penalised(load: Any, capacity: int) -> Any:
+    """The tokens of a bin, and the penalty of those above the capacity."""
+    return load + OVERFLOW_PENALTY * max(0, load - capacity)
 
-    In any bin x shares at most what it shares with a lexicographic neighbour, and y gives back at most all.
-    """
-    if x < 0:
-        return False
-    shared = bins.minima[0, x] if x > 0 else 0
-    if x + 1 < len(bins.of):
-        shared = max(shared, bins.minima[0, x + 1])
-    freed = bins.length[y] if y >= 0 else 0
-    return bool(bins.load[b] + bins.length[x] - shared - freed > capacity)
+
+@numba.njit(cache=True)
+def _loads_after(bins: Any, x: int, y: int, a: int, b: int) -> Any:
+    """Loads of bins a and b after x moves from a to b, and y (−1: none) the other way."""
+    load_a = bins.load[a] - added_tokens(bins, x, bins.before[x], bins.after[x])
+    load_b = bins.load[b]
+    p, q = neighbours(bins, x, b)
+    if y >= 0:
+        load_b -= added_tokens(bins, y, bins.before[y], bins.after[y])
+        p, q = _without(bins, y, p, q)
+        s, t = neighbours(bins, y, a)
+        s, t = _without(bins, x, s, t)
+        load_a += added_tokens(bins, y, s, t)
+    return load_a, load_b + added_tokens(bins, x, p, q)
+
+
+@numba.njit(cache=True)
+def _without(bins: Any, x: int, p: int, q: int) -> Any:
+    """Neighbours p, q of some row, as they are when x has left their bin."""
+    return (bins.before[x] if p == x else p), (bins.after[x] if q == x else q)
 
 
 @numba.njit(cache=True)
@@ -154,34 +167,31 @@ def _exchange(bins: Any, moved: Any, count: int, returned: Any, back: int, a: in
 
 
 @numba.njit(cache=True)
-def _target(bins: Any, x: int, state: Any) -> int:
+def _target(bins: Any, x: int, near: Any, far: Any) -> Any:
     """A bin to move x to: mostly one of its lexicographic neighbours', where there is something to share."""
-    n = len(bins.of)
-    r = _next(state)
-    if r % 10 < 7:
-        distance = 1 + (r // 16) % 8
-        y = x + distance if (r // 128) % 2 else x - distance
-        if 0 <= y < n:
-            return int(bins.of[y])
-    return int(_next(state) % len(bins.head))
+    if near & 15 < NEAR:
+        distance = 1 + (near >> 4) % 8
+        y = x + distance if far & 1 else x - distance
+        if 0 <= y < len(bins.of):
+            return bins.of[y]
+    return _below(far, len(bins.head))
 
 
 @numba.njit(cache=True)
-def _member(bins: Any, b: int, state: Any) -> int:
+def _member(bins: Any, b: int, bits: Any) -> Any:
     """A random row of bin b."""
     y = bins.head[b]
-    for _ in range(_next(state) % bins.size[b]):
+    for _ in range(bits % bins.size[b]):
         y = bins.after[y]
-    return int(y)
+    return y
 
 
 @numba.njit(cache=True)
-def _gather(bins: Any, x: int, state: Any, moved: Any) -> int:
-    """Write rows of one bin to ``moved`` and return their number: x alone, or x with all that share as much
-    with it as its neighbour there does."""
+def _gather(bins: Any, x: int, kind: int, moved: Any) -> int:
+    """Write rows of one bin to ``moved`` and return their number: x alone, or (``kind`` < GROUPS) x with all
+    that share as much with it as its neighbour on one side does."""
     moved[0] = x
     count = 1
-    kind = _next(state) % 16
     if kind >= GROUPS:
         return count
     p, q = bins.before[x], bins.after[x]

@@ -19,6 +19,7 @@ class Bins(NamedTuple):
     Attributes:
         length: int64 [N], tokens of each row.
         minima: int32 [levels, N], minima[k, i] = min of lcp over rows [i, i + 2^k): range minima in O(1).
+        level: int8 [N + 1], level[d] = ⌊log2 d⌋.
         of: int32 [N], the bin of each row, −1: not placed.
         before, after: int32 [N], the row's neighbours in its bin, −1: none.
         head: int32 [K], first row of each bin, −1: empty.
@@ -28,6 +29,7 @@ class Bins(NamedTuple):
 
     length: npt.NDArray[np.int64]
     minima: npt.NDArray[np.int32]
+    level: npt.NDArray[np.int8]
     of: npt.NDArray[np.int32]
     before: npt.NDArray[np.int32]
     after: npt.NDArray[np.int32]
@@ -53,6 +55,7 @@ def empty_bins(length: npt.NDArray[Any], lcp: npt.NDArray[Any], num_bins: int) -
     return Bins(
         length=length.astype(np.int64),
         minima=np.array(minima),
+        level=(np.frexp(np.maximum(np.arange(n + 1), 1))[1] - 1).astype(np.int8),
         of=np.full(n, -1, np.int32),
         before=np.full(n, -1, np.int32),
         after=np.full(n, -1, np.int32),
@@ -91,9 +94,7 @@ def shared_tokens(bins: Any, i: int, j: int) -> int:
     """LCP of rows i < j; 0 if either is −1."""
     if i < 0 or j < 0:
         return 0
-    k = 0
-    while (2 << k) <= j - i:
-        k += 1
+    k = bins.level[j - i]
     return int(min(bins.minima[k, i + 1], bins.minima[k, j + 1 - (1 << k)]))
 
 

@@ -67,7 +67,7 @@ def plan_harts_l1(problem: PlanProblem, progress: Progress) -> Layout:
 
 def best_partition(problem: PlanProblem, progress: Progress) -> tuple[Items, Candidate] | None:
     """The items and the best partition of them by J; None: no feasible one was found."""
-    items = _place_leaves(problem)
+    items = place_leaves(problem)
     best: Candidate | None = None
     for candidate in (*_contiguous(problem, items), *_greedy(problem, items)):
         best = _better(problem, best, candidate)
@@ -84,7 +84,7 @@ def _better(problem: PlanProblem, best: Candidate | None, candidate: Candidate) 
     return best
 
 
-def _place_leaves(problem: PlanProblem) -> Items:
+def place_leaves(problem: PlanProblem) -> Items:
     """The leaves, unless there are too few of them to keep every consumer non-empty."""
     leaf = np.append(problem.lcp[1:] < problem.length[:-1], True)
     rows = np.flatnonzero(leaf)

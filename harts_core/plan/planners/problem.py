@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.errors import InfeasiblePlanError
+from harts_core.plan.cost_model import DEFAULT_COST_MODEL, PRESETS, CostModel
 from harts_core.plan.layout import Layout, layout_consumers
 from harts_core.progress import Progress
 from harts_core.trees.neighbours import neighbour_lcp
@@ -31,6 +32,12 @@ class PlanProblem:
         dp: D.
         capacity: T, compact tokens of a consumer.
         seed: of randomised searches.
+        pad: A, computed tokens are rounded up to a multiple of it.
+        producer_capacity: tokens that a producer may compute.
+        max_live_producers: producers that may be alive at once on a replica.
+        cost_model: coefficients of unit costs, which planners with producers compare plans by.
+        effort: rounds of search, ≥ 1.
+        time_budget_s: planners may add whole rounds until so many seconds have passed.
     """
 
     tree: RolloutTree
@@ -40,10 +47,30 @@ class PlanProblem:
     dp: int
     capacity: int
     seed: int
+    pad: int
+    producer_capacity: int
+    max_live_producers: int
+    cost_model: CostModel
+    effort: int
+    time_budget_s: float
 
     @classmethod
-    def of_rows(cls, tree: RolloutTree, rows: Int32, *, dp: int, capacity: int, seed: int) -> PlanProblem:
-        """The problem of placing some rows of a tree."""
+    def of_rows(
+        cls,
+        tree: RolloutTree,
+        rows: Int32,
+        *,
+        dp: int,
+        capacity: int,
+        seed: int,
+        pad: int = 1,
+        producer_capacity: int | None = None,
+        max_live_producers: int = 2,
+        cost_model: CostModel = PRESETS[DEFAULT_COST_MODEL],
+        effort: int = 1,
+        time_budget_s: float = 0.0,
+    ) -> PlanProblem:
+        """The problem of placing some rows of a tree; ``producer_capacity`` None: the capacity."""
         first = np.zeros(len(rows), np.bool_)
         first[:1] = True
         return cls(
@@ -54,6 +81,12 @@ class PlanProblem:
             dp=dp,
             capacity=capacity,
             seed=seed,
+            pad=pad,
+            producer_capacity=producer_capacity or capacity,
+            max_live_producers=max_live_producers,
+            cost_model=cost_model,
+            effort=effort,
+            time_budget_s=time_budget_s,
         )
 
     def layout(self, consumer: Int32, weight: Int64, *, sharing: str) -> Layout:

@@ -1,0 +1,128 @@
+"""Harts L1 + L2: replicas, windows, slots and producers decided together (DESIGN §3)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from harts_core.plan.bounds import least_tokens_within_capacity
+from harts_core.plan.layout import Layout
+from harts_core.plan.planners.harts_l1 import Items, place_leaves, plan_harts_l1
+from harts_core.plan.planners.problem import PlanProblem
+from harts_core.plan.planners.two_level.placement import Placement, place_items
+from harts_core.plan.planners.two_level.score import Score, least_cost_without_producers, score_layout
+from harts_core.plan.planners.two_level.sharing import ProducerLimits, share_prefixes
+from harts_core.plan.windows_layout import ProducerLevel, layout_windows
+from harts_core.progress import Progress
+
+SLOTS_PER_WINDOW = 8
+"""About as many slots share an inner producer: fewer leave the outer one too much, more the inner one."""
+SEARCH = "search for windows and producers"
+
+
+def plan_harts(problem: PlanProblem, progress: Progress) -> Layout:
+    """Plan by prefix compression and reuse across consumers (sharing "tree", with producers).
+
+    The search runs in rounds, ``problem.effort`` of them and more while ``problem.time_budget_s`` lasts; the
+    best plan by Φ is kept, and the rounds that ran are stated as ``effort`` in the manifest: planning again
+    with that effort gives the same plan. If no round is surely better than every plan without producers,
+    harts-l1's plan competes too.
+
+    Raises:
+        InfeasiblePlanError: no partition into a multiple of D non-empty consumers was found.
+    """
+    items = place_leaves(problem)
+    best: tuple[Score, Layout] | None = None
+    started = time.perf_counter()
+    rounds = 0
+    while rounds < problem.effort or time.perf_counter() - started < problem.time_budget_s:
+        progress(SEARCH, rounds, max(problem.effort, rounds + 1))
+        best = _better(problem, best, _round(problem, items, rounds))
+        rounds += 1
+    progress(SEARCH, rounds, rounds)
+    bound = least_cost_without_producers(
+        problem.length, problem.lcp, dp=problem.dp, capacity=problem.capacity, cost_model=problem.cost_model
+    )
+    if best is None or best[0].cost > bound:
+        best = _with_l1(problem, items, best, progress)
+    return replace(best[1], parameters={"effort": rounds})
+
+
+def _better(
+    problem: PlanProblem, best: tuple[Score, Layout] | None, layout: Layout | None
+) -> tuple[Score, Layout] | None:
+    if layout is None:
+        return best
+    score = score_layout(layout, dp=problem.dp, pad=problem.pad, cost_model=problem.cost_model)
+    return (score, layout) if best is None or score < best[0] else best
+
+
+def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
+    """One search: another seed, another number of windows, and every fourth round longer ones."""
+    windows = window_counts(problem, items)
+    placement = place_items(
+        items.length,
+        items.lcp,
+        dp=problem.dp,
+        windows=windows[index % len(windows)],
+        capacity=problem.capacity,
+        moves=1 + index // 4,
+        seed=problem.seed + index,
+    )
+    return None if placement is None else _with_producers(problem, items, placement)
+
+
+def window_counts(problem: PlanProblem, items: Items) -> list[int]:
+    """Numbers of windows to try, the likeliest first; each cell has at least two items."""
+    tokens = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
+    slots = tokens / (problem.dp * problem.capacity)
+    most = max(1, len(items.length) // (2 * problem.dp))
+    likely = round(slots / SLOTS_PER_WINDOW)
+    counts = [min(most, max(1, n)) for n in (likely, likely * 2, likely // 2, 1)]
+    return list(dict.fromkeys(counts))
+
+
+def _with_producers(problem: PlanProblem, items: Items, placement: Placement) -> Layout:
+    limits = ProducerLimits(
+        capacity=problem.producer_capacity, live=problem.max_live_producers, pad=problem.pad
+    )
+    sharing = share_prefixes(items.length, items.lcp, placement, limits)
+    rows, n = problem.rows, problem.tree.num_rows
+    slot, replica = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+    slot[rows] = sharing.placement.slot[items.of_row]
+    replica[rows] = placement.replica[items.of_row]
+    levels = []
+    for window, held in zip(sharing.windows, sharing.depth, strict=True):
+        depth = np.zeros(n, np.int32)
+        depth[rows] = np.minimum(held[items.of_row], problem.length)
+        levels.append(ProducerLevel(window_of_slot=window, depth=depth))
+    return layout_windows(problem.tree, dp=problem.dp, replica=replica, slot=slot, levels=levels)
+
+
+def _with_l1(
+    problem: PlanProblem, items: Items, best: tuple[Score, Layout] | None, progress: Progress
+) -> tuple[Score, Layout]:
+    """The best of what was found, harts-l1's plan, and that plan with producers; none may compute more
+    padded tokens than harts-l1's."""
+    layout = plan_harts_l1(problem, progress)
+    l1 = score_layout(layout, dp=problem.dp, pad=problem.pad, cost_model=problem.cost_model)
+    if best is not None and best[0].padded_tokens > l1.padded_tokens:
+        best = None
+    best = (l1, layout) if best is None or l1 < best[0] else best
+    slot = np.empty(len(problem.rows), np.int64)
+    replica = np.empty(len(problem.rows), np.int64)
+    a = layout.assignments
+    index = np.searchsorted(problem.rows, a.row)
+    slot[index], replica[index] = a.slot, a.replica
+    leader = np.zeros(len(items.length), np.int64)  # the last row of each item
+    leader[items.of_row] = np.arange(len(problem.rows))
+    placement = Placement(
+        dp=problem.dp,
+        replica=replica[leader],
+        slot=slot[leader],
+        window_of_slot=np.zeros(int(slot.max()) + 1, np.int64),
+    )
+    found = _better(problem, best, _with_producers(problem, items, placement))
+    return best if found is None else found
