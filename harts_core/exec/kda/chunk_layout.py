@@ -1,6 +1,6 @@
 """Where every token and every state of a packed call lies in the chunk buffers.
 
-The chunkwise backend works on buffers [C, H, W, ·]: C chunks, each of W rows, W the smallest power of
+The chunkwise backend works on buffers [R, W, ·], R = C · H: C chunks, each of W rows, W the smallest power of
 two that holds the chunk length B. Chunks are in step-major order, longest sequence first: step i of the
 scan holds chunk i of every sequence that has one, so each step is one slice of every buffer, and a scan
 over sequences of different lengths costs no masks and no indexing. Rows that hold no token are zero (q

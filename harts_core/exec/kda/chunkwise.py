@@ -51,25 +51,30 @@ def kda_chunkwise(
     weighted_k = beta * k
     P, A, from_start, to_end = decay_products(q, weighted_k, k, g)
     X = inverse_unit_lower(A)
-    decay = from_start.exp()
+    H = q_THK.shape[1]
     new_v, before, last = chunk_scan(
-        X @ (beta * v),
-        X @ (weighted_k * decay),
-        k * to_end.exp(),
-        decay[..., -1, :].unsqueeze(-1),
-        initial.index_select(0, layout.sequence_order),
-        layout.step_sizes,
+        torch.bmm(X, beta * v),
+        torch.bmm(X, weighted_k * from_start),
+        k * to_end,
+        from_start[:, -1].unsqueeze(-1),
+        initial.index_select(0, layout.sequence_order).flatten(0, 1),
+        tuple(size * H for size in layout.step_sizes),
     )
-    o = (q * decay) @ before + P @ new_v
-    o_THV = o.transpose(1, 2).flatten(0, 1).index_select(0, layout.token_slots)
-    states_MHKV = (
-        torch.cat([before, last]).index_select(0, layout.state_rows) if call.num_states else before[:0]
-    )
-    return o_THV.to(v_THV.dtype), states_MHKV
+    o = torch.baddbmm(torch.bmm(q * from_start, before), P, new_v)
+    o_THV = _from_chunks(o, H, layout)
+    states = torch.cat([before, last]).view(-1, *initial.shape[1:]) if call.num_states else initial[:0]
+    return o_THV.to(v_THV.dtype), states.index_select(0, layout.state_rows)
 
 
 def _to_chunks(x_THD: Tensor, layout: ChunkLayout) -> Tensor:
-    """Packed rows [T, H, D] to chunk buffers [C, H, W, D]; rows without a token are zero."""
+    """Packed rows [T, H, D] to chunk buffers [R, W, D]; rows without a token are zero."""
     H, D = x_THD.shape[1:]
     rows = x_THD.new_zeros(layout.num_chunks * layout.width, H, D).index_copy(0, layout.token_slots, x_THD)
-    return rows.view(layout.num_chunks, layout.width, H, D).transpose(1, 2).contiguous()
+    chunks = rows.view(layout.num_chunks, layout.width, H, D).transpose(1, 2)
+    return chunks.contiguous().view(layout.num_chunks * H, layout.width, D)
+
+
+def _from_chunks(x_RWD: Tensor, H: int, layout: ChunkLayout) -> Tensor:
+    """The inverse of ``_to_chunks``."""
+    chunks = x_RWD.view(layout.num_chunks, H, layout.width, x_RWD.shape[-1]).transpose(1, 2)
+    return chunks.flatten(0, 1).index_select(0, layout.token_slots)

@@ -11,8 +11,6 @@ from torch.autograd.function import once_differentiable
 
 
 class _ChunkScan(torch.autograd.Function):
-    """Buffers are [C·H, ·, ·] here, so that a step is one slice and every product one batched matmul."""
-
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, w: Tensor, k: Tensor, decay: Tensor, initial: Tensor, step_rows: Sequence[int]
@@ -55,7 +53,7 @@ class _ChunkScan(torch.autograd.Function):
 
 
 def chunk_scan(
-    u: Tensor, w: Tensor, k: Tensor, decay: Tensor, initial: Tensor, step_sizes: Sequence[int]
+    u: Tensor, w: Tensor, k: Tensor, decay: Tensor, initial: Tensor, step_rows: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run v = u − w S, S ← decay ⊙ S + kᵀ v through the steps.
 
@@ -63,29 +61,15 @@ def chunk_scan(
     no other path, so a state handed to another call costs nothing extra here.
 
     Args:
-        u: [C, H, W, V]; w, k: [C, H, W, K]; decay: [C, H, K, 1]; chunks in step-major order.
-        initial: [N, H, K, V], by rank.
-        step_sizes: sequences in each step, falling; their sum is C.
+        u: [R, W, V]; w, k: [R, W, K]; decay: [R, K, 1]; R = C · H rows, chunks in step-major order.
+        initial: [N · H, K, V], by rank.
+        step_rows: rows in each step, falling; their sum is R.
 
     Returns:
-        v [C, H, W, V], states before each chunk [C, H, K, V], states after each sequence's last chunk
-        [N, H, K, V] by rank.
+        v [R, W, V], states before each chunk [R, K, V], states after each sequence's last chunk
+        [N · H, K, V] by rank.
     """
-    num_chunks, H = u.shape[:2]
-    step_rows = tuple(size * H for size in step_sizes)
-    v, before, last = cast(
+    return cast(
         tuple[Tensor, Tensor, Tensor],
-        _ChunkScan.apply(  # type: ignore[no-untyped-call]
-            u.flatten(0, 1),
-            w.flatten(0, 1),
-            k.flatten(0, 1),
-            decay.flatten(0, 1),
-            initial.flatten(0, 1),
-            step_rows,
-        ),
-    )
-    return (
-        v.view(num_chunks, H, *v.shape[1:]),
-        before.view(num_chunks, H, *before.shape[1:]),
-        last.view(initial.shape),
+        _ChunkScan.apply(u, w, k, decay, initial, step_rows),  # type: ignore[no-untyped-call]
     )

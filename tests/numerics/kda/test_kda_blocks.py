@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harts_core.exec.kda.decay import RunSums, decay_products
+from harts_core.exec.kda.decay import RunDecays, decay_products
 from harts_core.exec.kda.dyadic import inverse_unit_lower, lower_blocks, suffix_sums_
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 64])
 def test_decay_products_are_the_pairwise_sums(width: int) -> None:
     torch.manual_seed(width)
-    q, b, k = (torch.randn(2, 3, width, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    g = (-3 * torch.rand(2, 3, width, 5, dtype=torch.float64)).requires_grad_()
+    q, b, k = (torch.randn(6, width, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    g = (-3 * torch.rand(6, width, 5, dtype=torch.float64)).requires_grad_()
     G = g.cumsum(-2)
     decay = (G.unsqueeze(-2) - G.unsqueeze(-3)).clamp(max=0).exp()  # s > t is cut off below
     expected = (
         torch.einsum("...tk,...sk,...tsk->...ts", q, k, decay).tril(),
         torch.einsum("...tk,...sk,...tsk->...ts", b, k, decay).tril(-1),
-        G,
-        G[..., -1:, :] - G,
+        G.exp(),
+        (G[..., -1:, :] - G).exp(),
     )
     actual = decay_products(q, b, k, g)
     weights = [torch.randn_like(x) for x in expected]
@@ -34,15 +34,15 @@ def test_decay_products_are_the_pairwise_sums(width: int) -> None:
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-def test_run_sums_keep_relative_precision_after_a_strong_decay() -> None:
-    """Differences of a running sum would carry an absolute error of about 1e-3 here."""
-    g = torch.full((64, 1), -1e-3)
-    g[3] = -1e4
-    sums = RunSums(g)
+def test_run_decays_keep_relative_precision_after_a_strong_decay() -> None:
+    """exp of differences of a running sum would be wrong by about 1e-3 here."""
+    g = torch.full((1, 64, 1), -1e-3)
+    g[0, 3] = -1e4
+    decays = RunDecays(g)
     for _ in range(6):
-        sums.grow()
-    expected = g.double().flip(0).cumsum(0).flip(0) - g.double()
-    torch.testing.assert_close(sums.to_end.double(), expected, rtol=1e-6, atol=0.0)
+        decays.grow()
+    expected = (g.double().flip(1).cumsum(1).flip(1) - g.double()).exp()
+    torch.testing.assert_close(decays.to_end.double(), expected, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("width", [1, 2, 16, 64])
