@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harts_core.errors import ExecError
 from harts_core.exec.kda import state_dtype
 from harts_core.exec.layout import DeviceLayout, UnitLayout
 from harts_core.exec.model.decoder import HybridModel
@@ -40,10 +41,20 @@ def unit_logprobs(
     Returns:
         [n] in float32 (float64 in a float64 run), ordered by (row, position): ``layout.trained_row`` and
         ``layout.trained_index`` say which. Differentiable in the hidden states and the output matrix.
+
+    Raises:
+        ExecError: the layout needs other imported hidden states than were given.
     """
     if block_rows < 1:
         raise ValueError(f"block_rows must be at least 1, got {block_rows}")
     device = layout.to(hidden_CH.device)
+    num_imported = 0 if imported_hidden is None else len(imported_hidden)
+    if num_imported != len(device.layout.imported.hidden):
+        raise ExecError(
+            f"The unit's head reads {len(device.layout.imported.hidden)} final hidden states of other units, "
+            f"but {num_imported} were given.",
+            where=f"unit {device.layout.unit}",
+        )
     if imported_hidden is not None:
         hidden_CH = torch.cat([hidden_CH, imported_hidden])
     rows = hidden_CH.index_select(0, device.head_rows)

@@ -78,6 +78,11 @@ class ImportedRows:
     hidden: Int64
     states: tuple[StateKey, ...]
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether a layer reads anything of another unit (the head has its own imports)."""
+        return bool(len(self.conv) or len(self.replay) or len(self.keys) or self.states)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnitLayout:

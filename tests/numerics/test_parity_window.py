@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harts_core.errors import ExecError
 from harts_core.exec.head import unit_logprobs
 from harts_core.exec.layout import UnitLayout, build_unit_layout
 from harts_core.exec.model.interface import ExportRows, KdaInterface, MlaInterface, UnitInterface
@@ -100,3 +101,15 @@ def test_producer_and_consumers(tree_name: str, recompute: str) -> None:
     for name, parameter in model.named_parameters():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert (found - want[name]).abs().max() <= 1e-10 * want[name].abs().max(), name
+
+
+def test_forgotten_imports_are_an_error() -> None:
+    tree = tree_of("random-0")
+    bundle = window_bundle(tree, chunk=4, consumers=3, seed=8)
+    layout = build_unit_layout(bundle, tree, 1)
+    model = lively_model(CONFIGS["dense"], torch.float32)
+    with pytest.raises(ExecError, match="nothing was imported") as caught:
+        model(layout)
+    assert "unit 1" in str(caught.value)
+    with pytest.raises(ExecError, match="final hidden states"):
+        unit_logprobs(model, torch.zeros(layout.num_rows, 32), layout)

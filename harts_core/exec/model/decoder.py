@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harts_core.errors import ConfigError
+from harts_core.errors import ConfigError, ExecError
 from harts_core.exec.kda import KdaBackend, get_kda_backend, state_dtype
 from harts_core.exec.layout import DeviceLayout, UnitLayout
 from harts_core.exec.model.config import ModelConfig
@@ -153,8 +153,17 @@ class HybridModel(nn.Module):
                 where it names none.
             recompute: "layer" keeps only each layer's input and runs the layer again in the backward pass.
             export: rows and states to return for later units.
+
+        Raises:
+            ExecError: the layout needs imports and got none.
         """
         device = layout.to(self.device)
+        if imports is None and device.layout.imported.is_needed:
+            raise ExecError(
+                "The unit reads tokens of other units, but nothing was imported.",
+                where=f"unit {device.layout.unit}",
+                hint="Run its producer first and pass its interface.",
+            )
         x = self.model.word_embeddings(device.tokens)
         config = self.config
         rotation = Rotation(

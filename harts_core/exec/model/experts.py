@@ -51,12 +51,15 @@ def _grouped_linear(x: Tensor, weight_Eoi: Tensor, ends_E: Tensor) -> Tensor:
         weight_Eoi: [E, out, in].
         ends_E: int64 [E], cumulative row counts; ends[E − 1] = R.
     """
-    if x.dtype != torch.float64 and len(x):
+    if len(x) and _has_grouped_product(x.dtype, weight_Eoi.shape[1:]):
         return F.grouped_mm(x, weight_Eoi.transpose(1, 2), offs=ends_E.to(torch.int32))
-    sizes: list[int] = torch.diff(
-        ends_E, prepend=ends_E.new_zeros(1)
-    ).tolist()  # no grouped product in float64
+    sizes: list[int] = torch.diff(ends_E, prepend=ends_E.new_zeros(1)).tolist()
     return torch.cat([F.linear(part, w) for part, w in zip(torch.split(x, sizes), weight_Eoi, strict=True)])
+
+
+def _has_grouped_product(dtype: torch.dtype, widths: tuple[int, ...]) -> bool:
+    """torch's grouped product takes float32 and bfloat16 rows of whole 16-byte units; others go in a loop."""
+    return dtype != torch.float64 and all(n * dtype.itemsize % 16 == 0 for n in widths)
 
 
 class _Dispatch(torch.autograd.Function):

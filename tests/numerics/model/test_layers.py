@@ -155,6 +155,19 @@ def test_experts_equal_a_loop_with_empty_groups_and_no_rows(dtype: torch.dtype, 
         same_gradients(found, expected, [x, *experts.parameters()], tolerance)
 
 
+def test_widths_without_a_grouped_product() -> None:
+    """6 floats are not a whole number of 16-byte units."""
+    odd, chosen = replace(MOE, moe_intermediate_size=6), torch.tensor([[0, 1], [2, 7], [7, 1], [3, 4]])
+    narrow, wide = Experts(odd, torch.float32), Experts(odd, torch.float64)
+    with torch.no_grad():
+        for i, (a, b) in enumerate(zip(narrow.parameters(), wide.parameters(), strict=True)):
+            a.copy_(randn(*a.shape, seed=i))
+            b.copy_(a)
+    x, weights = randn(4, MOE.hidden_size, dtype=torch.float32), torch.ones(4, 2)
+    expected = wide(x.double(), weights.double(), chosen)
+    torch.testing.assert_close(narrow(x, weights, chosen).double(), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_moe_without_rows() -> None:
     moe = MoE(MOE, torch.float32, LOCAL_SPEC)
     out, routing = moe(torch.zeros(0, MOE.hidden_size, requires_grad=True))
