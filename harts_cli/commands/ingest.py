@@ -35,7 +35,7 @@ def ingest(
         typer.Option(help="How rollouts were sampled; for messages: trajectory, step, tree or tree-step."),
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Consecutive blocks of so many trajectories are a group.")
+        int | None, typer.Option(help="Consecutive blocks of so many rollouts of a file are a group.")
     ] = None,
     group_key: Annotated[str | None, typer.Option(help="The record's field that names the group.")] = None,
     group_by_prompt: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import numpy as np
 from harts_core.errors import ConfigError, DataError
 from harts_core.files import sha256_file
 from harts_core.progress import Progress, no_progress
-from harts_core.trees.build import Trajectory, TreeBuilder
+from harts_core.trees.build import TreeBuilder
 from harts_core.trees.check_record import CheckOptions, check_record
 from harts_core.trees.findings import Findings
 from harts_core.trees.formats import find_format, rows, sniff_format
 from harts_core.trees.formats.record import Format, RawRecord, ReadOptions, lookup
 from harts_core.trees.formats.text_tokenizer import tokenizer_name
 from harts_core.trees.group_advantages import group_relative_advantages
+from harts_core.trees.grouping import GroupBlocks, prompt_group
 from harts_core.trees.ingest_options import IngestOptions, option_name
 from harts_core.trees.ingest_report import IngestReport, make_report
 from harts_core.trees.numbers import integer, name_string
@@ -85,12 +85,15 @@ class _Ingest:
             reward_key=options.reward_key,
             tokenizer=options.tokenizer,
             sampling=options.sampling,
+            vocab_size=options.vocab_size,
         )
 
     def read(self, source: Source) -> None:
         """Add every trajectory of one file."""
-        form = None if self.options.format is None else find_format(self.options.format)
-        num_trajectories = num_records = 0
+        form = None if self.options.format is None else self._accept(find_format(self.options.format))
+        size = self.options.group_size
+        blocks = None if size is None else GroupBlocks(source.name, size)
+        num_records = 0
         for item in read_records(
             source.path, max_record_bytes=self.options.max_record_bytes, columns=self._choose_columns(form)
         ):
@@ -98,20 +101,21 @@ class _Ingest:
             self._num_records += 1
             if self._num_records % PROGRESS_EVERY == 0:
                 self._progress("reading records", self._num_records, None)
+            name = _default_name(source, item)
             try:
                 if isinstance(item.content, DataError):
-                    num_trajectories += 1
                     raise item.content
                 form = form or self._sniff(item.content)
-                for raw in form.read(item.content, _default_name(source, item), self._read_options):
-                    num_trajectories += 1
-                    self._add(raw, item, item.content, source, num_trajectories - 1)
+                for raw in form.read(item.content, name, self._read_options):
+                    where = item.where(source.name) + (f", {raw.part}" if raw.part else "")
+                    self._set_group(raw, item.content, name, where, blocks)
+                    self._add(raw, name, where)
             except DataError as error:
                 self._bad_record(error, item.where(source.name))
-        size = self.options.group_size
-        if size is not None and num_trajectories % size:
-            what = f"{num_trajectories} trajectories are not a multiple of the group size {size}"
-            raise DataError(what, where=source.name)
+                if blocks is not None:
+                    blocks.group_of(name)  # what cannot be read keeps its place in the blocks
+        if blocks is not None:
+            blocks.check_complete()
         self._sources.append(
             {"name": source.name, "sha256": sha256_file(source.path), "records": num_records}
         )
@@ -143,7 +147,9 @@ class _Ingest:
 
     def _sniff(self, record: Mapping[str, Any]) -> Format:
         mapped_tokens = self.options.fields.keys() & {"tokens", "prompt", "response"}
-        form = rows.FORMAT if mapped_tokens else sniff_format(record)
+        return self._accept(rows.FORMAT if mapped_tokens else sniff_format(record))
+
+    def _accept(self, form: Format) -> Format:
         if self.options.fields and form is not rows.FORMAT:
             raise ConfigError(f"--map is for HARTS rows; this is {form.name}", hint="add --format rows")
         return form
@@ -160,24 +166,28 @@ class _Ingest:
 
         return choose
 
-    def _add(self, raw: RawRecord, item: Item, record: Mapping[str, Any], source: Source, index: int) -> None:
-        where = item.where(source.name) + (f", {raw.part}" if raw.part else "")
-        self._note_file_properties(raw, where)
+    def _set_group(
+        self, raw: RawRecord, record: Mapping[str, Any], name: str, where: str, blocks: GroupBlocks | None
+    ) -> None:
+        """The group that the options ask for, in place of the record's own."""
         if self.options.group_key is not None:
             raw.group_id = lookup(record, self.options.group_key)
             if name_string(raw.group_id, self.options.group_key, where) is None:
                 raise DataError(f"{self.options.group_key} (the group key) is missing or empty", where=where)
-        elif self.options.group_size is not None:
-            raw.group_id = f"{source.name}:{index // self.options.group_size}"
+        elif blocks is not None:
+            raw.group_id = blocks.group_of(name_string(raw.rollout_id, "trajectory_id", where) or name)
+
+    def _add(self, raw: RawRecord, name: str, where: str) -> None:
+        self._note_file_properties(raw, where)
         limits = CheckOptions(
             vocab_size=self._said.get("vocab_size", (None,))[0], on_nonfinite=self.options.on_nonfinite
         )
-        checked = check_record(raw, _default_name(source, item), where, limits, self.findings)
+        checked = check_record(raw, name, where, limits, self.findings)
         if checked is None:
             return
         trajectory = checked.trajectory
         if self.options.group_by_prompt:
-            trajectory = dataclasses.replace(trajectory, group_id=_prompt_name(trajectory))
+            trajectory = dataclasses.replace(trajectory, group_id=prompt_group(trajectory))
         self._builder.add(trajectory)
         self._rollouts.append(checked.rollout_id)
 
@@ -215,8 +225,3 @@ class _MixedError(DataError):
 def _default_name(source: Source, item: Item) -> str:
     """The id of a record without one: "file.jsonl:7"."""
     return source.name if item.unit == "file" else f"{source.name}:{item.number}"
-
-
-def _prompt_name(trajectory: Trajectory) -> str:
-    prompt = trajectory.tokens[: int(trajectory.loss_spans[0, 0])]
-    return "prompt-" + hashlib.sha256(prompt.astype("<i4").tobytes()).hexdigest()[:16]

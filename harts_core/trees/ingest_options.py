@@ -21,7 +21,7 @@ class IngestOptions:
         tokenizer: its name, for the tree's metadata; for messages, what renders them.
         sampling: how rollouts were sampled, for the metadata; for messages, how they become rows.
         group_key: a (dotted) field of the file's record that is the group, in any format.
-        group_size: consecutive blocks of this many trajectories of a file are a group.
+        group_size: consecutive blocks of this many rollouts of a file are a group.
         group_by_prompt: trajectories with the same tokens before the first trained one are a group.
         advantages: "grpo": computed from rewards, replacing those in the files.
         reward_key: which entry of a dict of rewards counts (Harbor).

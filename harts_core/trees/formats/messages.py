@@ -59,7 +59,7 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
                 rollout_id=chat.rollout_id,
                 branch=row.branch,
                 step=row.step,
-                vocab_size=tokenizer.vocab_size,
+                vocab_size=options.vocab_size or tokenizer.vocab_size,
             )
 
 

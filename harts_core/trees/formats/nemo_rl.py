@@ -52,7 +52,7 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
         yield RawRecord(
             tokens=row[:length],
             part=part,
-            branch=str(b) if len(tokens) > 1 else "",
+            rollout_id=f"{name}/{b}" if len(tokens) > 1 else None,
             loss_mask=mask,
             old_logprobs=cut(key),
             ref_logprobs=cut("reference_policy_logprobs"),

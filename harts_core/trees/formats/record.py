@@ -57,12 +57,14 @@ class ReadOptions:
         reward_key: which entry of a dict of rewards is the reward.
         tokenizer: ``tokenizer.json``, a directory, or a name, for text.
         sampling: how rollouts of messages become rows.
+        vocab_size: the model's, which may be larger than the tokenizer's.
     """
 
     fields: Mapping[str, str]
     reward_key: str | None = None
     tokenizer: str | None = None
     sampling: str | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

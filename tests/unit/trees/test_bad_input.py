@@ -267,8 +267,16 @@ def test_singleton_groups_everywhere_warn(tmp_path: Path) -> None:
     assert sorted(set(tree.group_id)) == ["rows.jsonl:0", "rows.jsonl:1"]
     tree, _ = ingest_rows(tmp_path, records, group_by_prompt=True)
     assert len(set(tree.group_id)) == 1
-    with pytest.raises(DataError, match="4 trajectories are not a multiple of the group size 3"):
+    with pytest.raises(DataError, match="4 rollouts are not a multiple of the group size 3"):
         ingest_rows(tmp_path, records, group_size=3)
+    steps = [row(trajectory_id=f"t{i // 2}", step=i % 2, tokens=[5, 6, 7, i]) for i in range(8)]
+    tree, _ = ingest_rows(tmp_path, steps, group_size=2)  # four rollouts of two steps
+    assert [tree.group_id.count(f"rows.jsonl:{i}") for i in range(2)] == [4, 4]
+    with pytest.raises(ConfigError, match="--group-by-prompt needs whole trajectories"):
+        ingest_rows(tmp_path, steps, group_by_prompt=True)
+    skipped = [records[0], {"x": 1}, *records[1:3]]
+    tree, _ = ingest_rows(tmp_path, skipped, group_size=2, on_bad_record="skip")
+    assert sorted(tree.group_id) == ["rows.jsonl:0", "rows.jsonl:1", "rows.jsonl:1"]
     with pytest.raises(DataError, match=r"extra.nothing \(the group key\) is missing or empty"):
         ingest_rows(tmp_path, records, group_key="extra.nothing")
 

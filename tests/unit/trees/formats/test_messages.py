@@ -90,6 +90,13 @@ def test_steps_append_and_share(tmp_path: Path, model: Path) -> None:
     assert tree.metadata["sampling"] == "step"
 
 
+def test_the_models_vocabulary_may_be_larger(tmp_path: Path, model: Path) -> None:
+    tree, _ = ingest_rows(tmp_path, [chat()], tokenizer=str(model), vocab_size=300)
+    assert tree.metadata["vocab_size"] == 300
+    with pytest.raises(DataError, match="not below the vocabulary size 257"):
+        ingest_rows(tmp_path, [chat()], tokenizer=str(model), vocab_size=257)
+
+
 def test_demonstrations_are_not_trained(tmp_path: Path, model: Path) -> None:
     record = chat()
     record["messages"][2]["is_demo"] = True

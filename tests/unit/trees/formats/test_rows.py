@@ -159,6 +159,8 @@ def test_mapping_overrides_aliases(tmp_path: Path) -> None:
         ingest_rows(tmp_path, [record], fields={"reward": "nothing"})
     with pytest.raises(ConfigError, match="--map is for HARTS rows; this is atropos"):
         ingest_rows(tmp_path, [{"tokens": [], "masks": [], "scores": []}], fields={"reward": "x"})
+    with pytest.raises(ConfigError, match="--map is for HARTS rows; this is nemo-rl"):
+        ingest_rows(tmp_path, [record], fields={"reward": "x"}, format="nemo-rl")
 
 
 def test_ids_of_steps_and_of_rows_without_ids(tmp_path: Path) -> None:
