@@ -137,10 +137,10 @@ def train_config() -> Schema:
 
 
 def metrics_line() -> Schema:
-    """One line of metrics.jsonl; the objective's own metrics are further numbers."""
+    """One line of metrics.jsonl; the objective's own metrics are further numbers, null if not finite."""
     properties = dataclass_properties(metrics.StepMetrics)
     properties.pop("objective")
-    return object_schema(properties, extra=NUMBER)
+    return object_schema(properties, extra=type_schema(float | None))
 
 
 def train_report() -> Schema:
