@@ -22,8 +22,8 @@ from harts_core.plan.planners.problem import Int32, Int64, PlanProblem, partitio
 from harts_core.progress import Progress
 from harts_core.trees.neighbours import neighbour_lcp
 
-PROBE_MOVES, FINAL_MOVES = 250, 2000
-"""Annealing moves per row: to find the best count K, and for that K."""
+PROBE_MOVES, FINAL_MOVES = 150, 1000
+"""Annealing moves per row: to find the best count K, and around it."""
 MOST_MOVES = 30_000_000
 PROBED_COUNTS = 4
 SEARCH = "search for consumers"
@@ -68,12 +68,18 @@ def plan_harts_l1(problem: PlanProblem, progress: Progress) -> Layout:
 def best_partition(problem: PlanProblem, progress: Progress) -> tuple[Items, Candidate] | None:
     """The items and the best partition of them by J; None: no feasible one was found."""
     items = place_leaves(problem)
-    best: Candidate | None = None
-    for candidate in (*_contiguous(problem, items), *_greedy(problem, items)):
-        best = _better(problem, best, candidate)
+    best = quick_partition(problem, items)
     for candidate in _annealed(problem, items, best, progress):
         best = _better(problem, best, candidate)
     return None if best is None else (items, best)
+
+
+def quick_partition(problem: PlanProblem, items: Items) -> Candidate | None:
+    """The best contiguous or greedy partition by J, without annealing; None: no feasible one was found."""
+    best: Candidate | None = None
+    for candidate in (*_contiguous(problem, items), *_greedy(problem, items)):
+        best = _better(problem, best, candidate)
+    return best
 
 
 def _better(problem: PlanProblem, best: Candidate | None, candidate: Candidate) -> Candidate:
@@ -137,8 +143,8 @@ def _greedy(problem: PlanProblem, items: Items) -> Iterator[Candidate]:
 def _annealed(
     problem: PlanProblem, items: Items, best: Candidate | None, progress: Progress
 ) -> Iterator[Candidate]:
-    """Annealed partitions: short searches for some counts K, long ones for the best of them and the next
-    lower one, which a longer search may make fit."""
+    """Annealed partitions: short searches for some counts K, longer ones around the best of them (a lower
+    count may come to fit)."""
     n, dp = len(items.length), problem.dp
     fewest, most = _fewest(problem, items), n // dp * dp if best is None else len(best.weight)
     if fewest > most:
@@ -146,20 +152,20 @@ def _annealed(
     starts = _starts(problem, items)
     probes = np.linspace(fewest // dp, most // dp, PROBED_COUNTS).round().astype(int) * dp
     jobs = [(count, start, PROBE_MOVES) for count in np.unique(probes).tolist() for start in starts]
-    num_probes, total = len(jobs), len(jobs) + 2 * len(starts)
+    num_probes, total = len(jobs), len(jobs) + 3 * len(starts)
     found: list[tuple[int, int]] = []  # (tokens, count)
     done = 0
     while done < len(jobs):
         progress(SEARCH, done, total)
         count, start, moves = jobs[done]
+        candidate = _search(problem, items, start, count, moves=moves, seed=problem.seed + done)
         done += 1
-        candidate = _search(problem, items, start, count, moves)
         if candidate is not None:
             found.append((int(candidate.weight.sum()), count))
             yield candidate
         if done == num_probes and found:
             closest = min(found)[1]
-            finals = (closest, closest - dp) if closest > fewest else (closest,)
+            finals = [c for c in (closest - dp, closest, closest + dp) if fewest <= c <= n]
             jobs += [(count, start, FINAL_MOVES) for count in finals for start in starts]
     progress(SEARCH, total, total)
 
@@ -174,7 +180,7 @@ def _starts(problem: PlanProblem, items: Items) -> tuple[Int32, Int32]:
 
 
 def _search(
-    problem: PlanProblem, items: Items, start: Int32, count: int, moves_per_row: int
+    problem: PlanProblem, items: Items, start: Int32, count: int, *, moves: int, seed: int
 ) -> Candidate | None:
     """Anneal a start, split or merged to ``count`` consumers; None: no feasible partition was met."""
     partition = anneal_partition(
@@ -183,8 +189,8 @@ def _search(
         align_count(items.length, items.lcp, start, count),
         num_bins=count,
         capacity=problem.capacity,
-        moves=min(MOST_MOVES, moves_per_row * len(items.length)),
-        seed=problem.seed,
+        moves=min(MOST_MOVES, moves * len(items.length)),
+        seed=seed,
     )
     candidate = _candidate(items, partition, count)
     return candidate if candidate.weight.max() <= problem.capacity else None
