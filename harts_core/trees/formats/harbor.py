@@ -42,7 +42,9 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
         chat = required_mapping(value, "rollout_details", f"chat {k}")
         prompts = required_list(chat, "prompt_token_ids", f"chat {k}")
         completions = required_list(chat, "completion_token_ids", f"chat {k}")
-        logprobs = chat.get("logprobs") or [None] * len(prompts)
+        logprobs: list[Any] = [None] * len(prompts)
+        if chat.get("logprobs") is not None:
+            logprobs = required_list(chat, "logprobs", f"chat {k}")
         if not len(prompts) == len(completions) == len(logprobs):
             what = f"{len(prompts)} prompts, {len(completions)} completions and {len(logprobs)} logprobs"
             raise DataError(what, where=f"chat {k}")

@@ -19,6 +19,7 @@ from harts_core.trees.formats.record import (
     required_mapping,
     reward_entry,
 )
+from harts_core.trees.numbers import name_string
 
 UNVERSIONED = "default"
 """What the inference server calls weights that were never updated."""
@@ -31,7 +32,7 @@ def sniff(record: Mapping[str, Any]) -> bool:
 
 def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator[RawRecord]:
     """One trajectory per sample; group and trajectory are numbered inside the training step."""
-    step = record["rollout_id"]
+    step = name_string(record.get("rollout_id"), "rollout_id", "") or name
     for i, value in enumerate(required_list(record, "samples")):
         part = f"sample {i}"
         sample = required_mapping(value, "samples", part)
@@ -43,9 +44,11 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
             mask = np.zeros(length, np.bool_)
         elif mask is None:
             mask = np.ones(length, np.bool_)
-        index = sample.get("index", sample.get("rollout_id"))
-        group = sample.get("group_index")
-        versions = [v for v in sample.get("weight_versions") or [] if v != UNVERSIONED]
+        index = name_string(sample.get("index", sample.get("rollout_id")), "index", part)
+        group = name_string(sample.get("group_index"), "group_index", part)
+        versions: list[Any] = []
+        if sample.get("weight_versions") is not None:
+            versions = [v for v in required_list(sample, "weight_versions", part) if v != UNVERSIONED]
         yield RawRecord(
             tokens=sample.get("tokens"),
             part=part,

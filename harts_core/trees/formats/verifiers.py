@@ -124,16 +124,15 @@ def _reward(rewards: Any, part: str) -> float | None:
         return None
     total = 0.0
     for key, entry in required_mapping(rewards, "rewards", part).items():
-        score, weight = (
-            (entry.get("score"), entry.get("weight", 1.0)) if isinstance(entry, Mapping) else (entry, 1.0)
-        )
-        if (
-            isinstance(score, bool)
-            or not isinstance(score, int | float)
-            or not isinstance(weight, int | float)
-        ):
+        pair: list[Any] = [entry, 1.0]
+        if isinstance(entry, Mapping):
+            pair = [entry.get("score"), entry.get("weight", 1.0)]
+        if any(isinstance(v, bool) or not isinstance(v, int | float) for v in pair):
             raise DataError(f"rewards.{key} has no numeric score and weight", where=part)
-        total += score * weight
+        try:
+            total += float(pair[0]) * float(pair[1])
+        except OverflowError as error:
+            raise DataError(f"rewards.{key} is too large", where=part) from error
     return total
 
 
