@@ -16,7 +16,10 @@ def plan(
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan bundle, a folder.")],
     dp: Annotated[int, typer.Option(help="Data-parallel replicas.")],
     capacity: Annotated[int, typer.Option(help="Compact tokens that a microbatch may hold.")],
-    planner: Annotated[str, typer.Option(help="harts-l1, or expanded (shares nothing).")] = "harts-l1",
+    planner: Annotated[
+        str,
+        typer.Option(help="harts; harts-l1 (no producers); expanded (shares nothing)."),
+    ] = "harts",
     pad: Annotated[int, typer.Option(help="Computed tokens are rounded up to a multiple of it.")] = 1,
     chunk: Annotated[int, typer.Option(help="Chunk length of the linear-attention kernel.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,

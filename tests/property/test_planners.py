@@ -128,7 +128,7 @@ def test_never_worse_than_the_best_contiguous_partition(rng: np.random.Generator
     for _ in range(20):
         tree = tree_from_sequences(random_sequences(rng, num_rows=40))
         capacity = int(tree.length.max()) * 2
-        bundle = plan_tree(tree, PlanOptions(dp=2, capacity=capacity))
+        bundle = plan_tree(tree, PlanOptions(dp=2, capacity=capacity, planner="harts-l1"))
         counts = list(range(2, tree.num_rows + 1, 2))
         solved = contiguous_partitions(tree.length, tree.lcp, capacity=capacity, counts=counts)
         assert bundle.metrics["complete_tokens"] <= min(tokens for tokens, _ in solved.values())
