@@ -115,11 +115,9 @@ def _kda(config: Any, w: Callable[[str], Tensor], x: Tensor) -> Tensor:
     def conv(name: str) -> Tensor:
         pre = x @ w(f"attention.{name}_proj.weight").t()
         kernel = w(f"attention.{name}_conv1d.weight")[:, 0]
-        rows = []
-        for t in range(T):
-            terms = [kernel[:, 3 - j] * pre[t - j] for j in range(4) if t - j >= 0]
-            rows.append(sum(terms[1:], terms[0]))
-        y = torch.stack(rows)
+        y = torch.zeros_like(pre)
+        for back in range(4):  # the input ``back`` tokens ago, zero before the first token
+            y = y + kernel[:, 3 - back] * torch.cat([pre.new_zeros(back, H * K), pre])[:T]
         return (y * torch.sigmoid(y)).reshape(T, H, K)
 
     q, k, v = conv("q"), conv("k"), conv("v")
@@ -136,9 +134,9 @@ def _kda(config: Any, w: Callable[[str], Tensor], x: Tensor) -> Tensor:
     out = []
     for t in range(T):
         state = torch.exp(g[t])[:, :, None] * state
-        error = v[t] - torch.einsum("hkv,hk->hv", state, k[t])
+        error = v[t] - (state * k[t][:, :, None]).sum(1)
         state = state + beta[t][:, None, None] * k[t][:, :, None] * error[:, None, :]
-        out.append(torch.einsum("hkv,hk->hv", state, q[t]))
+        out.append((state * q[t][:, :, None]).sum(1))
     o = torch.stack(out)
     gate = torch.sigmoid((x @ w("attention.g_proj.weight").t()).reshape(T, H, K))
     o = _rms(o, w("attention.o_norm.weight"), config.rms_norm_eps) * gate

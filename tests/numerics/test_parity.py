@@ -101,7 +101,7 @@ TREES: dict[str, list[list[int]]] = {
         [39],
         [39, 2],
     ],
-    "chunk-64": branches(tokens(9, 150), (64, 70), (63, 3), (65, 10), (128, 5), (100, 40), (2, 3)),
+    "chunk-64": branches(tokens(9, 150), (64, 70), (63, 3), (65, 2), (128, 5)),
     **{
         f"random-{s}": random_sequences(np.random.default_rng(s), num_rows=8, max_extend=18, vocab=VOCAB)
         for s in range(4)
