@@ -93,7 +93,10 @@ def finish_bundle(
 
 
 def unit_table(layout: Layout, pad: int, cost: CostModel) -> UnitTable:
-    """Token counts and costs of a layout's units: A = Σ q(k − q) + q(q + 1)/2 and R = Σ q·k over the owned spans."""
+    """Token counts and costs of a layout's units.
+
+    A = Σ q(k − q) + q(q + 1)/2 and R = Σ q·k over the owned spans.
+    """
     spans, num_units = layout.spans, len(layout.replica)
     own = spans.owner == spans.unit
     q = (spans.stop - spans.start).astype(np.int64)

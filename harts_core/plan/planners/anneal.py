@@ -70,7 +70,7 @@ def anneal_partition(
 
 
 @numba.njit(cache=True)
-def _next(state: Any) -> Any:
+def next_random(state: Any) -> Any:
     """63 random bits, from xorshift64*."""
     x = state[0]
     x ^= x >> np.uint64(12)
@@ -81,7 +81,7 @@ def _next(state: Any) -> Any:
 
 
 @numba.njit(cache=True)
-def _below(bits: Any, n: int) -> Any:
+def below(bits: Any, n: int) -> Any:
     """A number in [0, n) from the lowest 32 bits."""
     return ((bits & 0xFFFFFFFF) * n) >> 32
 
@@ -93,15 +93,17 @@ def _anneal(bins: Any, capacity: int, temperatures: Any, moves: int, state: Any,
     moved, returned = np.empty(MAX_GROUP + 1, np.int64), np.empty(MAX_GROUP + 1, np.int64)
     for temperature in temperatures:
         for _ in range(moves):
-            r, s = _next(state), _next(state)
-            x = _below(r, len(bins.of))
+            r, s = next_random(state), next_random(state)
+            x = below(r, len(bins.of))
             a, b = bins.of[x], _target(bins, x, r >> 32, s)
             if a == b:
                 continue
-            count = _gather(bins, x, (r >> 40) & 15, moved)
+            count = gather_relatives(bins, x, (r >> 40) & 15, moved)
             back = 0
             if (r >> 44) & 15 < SWAPS:
-                back = _gather(bins, _member(bins, b, (s >> 32) & 0xFFFF), (r >> 48) & 15, returned)
+                back = gather_relatives(
+                    bins, member_of_bin(bins, b, (s >> 32) & 0xFFFF), (r >> 48) & 15, returned
+                )
             if bins.size[a] - count + back == 0 or bins.size[b] - back + count == 0:
                 continue  # would empty a bin
             before = _penalised(bins.load[a], capacity) + _penalised(bins.load[b], capacity)
@@ -140,15 +142,15 @@ def _loads_after(bins: Any, x: int, y: int, a: int, b: int) -> Any:
     p, q = neighbours(bins, x, b)
     if y >= 0:
         load_b -= added_tokens(bins, y, bins.before[y], bins.after[y])
-        p, q = _without(bins, y, p, q)
+        p, q = neighbours_without(bins, y, p, q)
         s, t = neighbours(bins, y, a)
-        s, t = _without(bins, x, s, t)
+        s, t = neighbours_without(bins, x, s, t)
         load_a += added_tokens(bins, y, s, t)
     return load_a, load_b + added_tokens(bins, x, p, q)
 
 
 @numba.njit(cache=True)
-def _without(bins: Any, x: int, p: int, q: int) -> Any:
+def neighbours_without(bins: Any, x: int, p: int, q: int) -> Any:
     """Neighbours p, q of some row, as they are when x has left their bin."""
     return (bins.before[x] if p == x else p), (bins.after[x] if q == x else q)
 
@@ -174,11 +176,11 @@ def _target(bins: Any, x: int, near: Any, far: Any) -> Any:
         y = x + distance if far & 1 else x - distance
         if 0 <= y < len(bins.of):
             return bins.of[y]
-    return _below(far, len(bins.head))
+    return below(far, len(bins.head))
 
 
 @numba.njit(cache=True)
-def _member(bins: Any, b: int, bits: Any) -> Any:
+def member_of_bin(bins: Any, b: int, bits: Any) -> Any:
     """A random row of bin b."""
     y = bins.head[b]
     for _ in range(bits % bins.size[b]):
@@ -187,7 +189,7 @@ def _member(bins: Any, b: int, bits: Any) -> Any:
 
 
 @numba.njit(cache=True)
-def _gather(bins: Any, x: int, kind: int, moved: Any) -> int:
+def gather_relatives(bins: Any, x: int, kind: int, moved: Any) -> int:
     """Write rows of one bin to ``moved`` and return their number: x alone, or (``kind`` < GROUPS) x with all
     that share as much with it as its neighbour on one side does."""
     moved[0] = x

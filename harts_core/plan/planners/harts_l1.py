@@ -24,7 +24,7 @@ from harts_core.trees.neighbours import neighbour_lcp
 
 PROBE_MOVES, FINAL_MOVES = 150, 1000
 """Annealing moves per row: to find the best count K, and around it."""
-MOST_MOVES = 30_000_000
+MOST_MOVES = 10_000_000
 PROBED_COUNTS = 4
 SEARCH = "search for consumers"
 

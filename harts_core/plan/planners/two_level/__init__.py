@@ -1,0 +1,1 @@
+"""The planner harts: prefix compression and reuse across consumers, decided together."""

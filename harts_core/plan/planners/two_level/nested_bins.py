@@ -13,16 +13,32 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.plan.planners.anneal import LOGARITHMS, STAGES, UNIT, _next
-from harts_core.plan.planners.bins import bins_of_partition, insert_row, link_row, remove_row, shared_tokens
+from harts_core.plan.planners.anneal import (
+    LOGARITHMS,
+    MAX_GROUP,
+    STAGES,
+    SWAPS,
+    UNIT,
+    below,
+    gather_relatives,
+    member_of_bin,
+    neighbours_without,
+    next_random,
+)
+from harts_core.plan.planners.bins import (
+    added_tokens,
+    bins_of_partition,
+    link_row,
+    neighbours,
+    remove_row,
+)
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 WEIGHT = 16
 """Unit of the levels' weights: a bin of weight 16 counts its tokens once."""
-SWAPS, GROUPS = 6, 4
-"""Of 16 moves, those that are swaps; of 16 rows that move, those that take their closest relatives along."""
-MAX_GROUP = 64
+NEAR = 5
+"""Of 8 moves, those towards a lexicographic neighbour's bin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,58 +107,10 @@ def anneal_nested(
 
 
 @numba.njit(cache=True)
-def _cost(bins: Any, costs: Any, b: int) -> int:
-    """16 times the cost of one bin."""
-    n, target = bins.load[b], costs[2, b]
-    return costs[0, b] * n + WEIGHT * costs[1, b] * ((n - target) * (n - target) // target)
-
-
-@numba.njit(cache=True)
-def _pair_cost(bins: Any, above: Any, costs: Any, a: int, b: int) -> int:
-    """Costs of the bins, on all levels, that differ between finest bins a and b."""
-    cost = np.int64(0)
-    for l in range(len(above)):
-        if above[l, a] != above[l, b]:
-            cost += _cost(bins, costs, above[l, a]) + _cost(bins, costs, above[l, b])
-    return cost
-
-
-@numba.njit(cache=True)
-def _insert_near(bins: Any, x: int, b: int, hint: int) -> None:
-    """Insert x into bin b, looking for its place from ``hint``, a row that may be in the bin."""
-    if hint < 0 or bins.of[hint] != b:
-        insert_row(bins, x, b)
-        return
-    p, q = -1, hint
-    if hint < x:
-        while 0 <= q < x:
-            p, q = q, bins.after[q]
-    else:
-        p = hint
-        while p > x:
-            p, q = bins.before[p], p
-    link_row(bins, x, b, p, q)
-
-
-@numba.njit(cache=True)
-def _exchange(
-    bins: Any, n: int, above: Any, moved: Any, count: int, returned: Any, back: int, a: int, b: int, hints: Any
-) -> None:
-    """Move ``count`` items from finest bin a to b, and ``back`` returned ones the other way.
-
-    ``hints`` are items near the places where they go in a and in b.
-    """
-    for l in range(len(above)):
-        if above[l, a] == above[l, b]:
-            continue
-        for i in range(count):
-            remove_row(bins, moved[i] + l * n)
-        for i in range(back):
-            remove_row(bins, returned[i] + l * n)
-        for i in range(back):
-            _insert_near(bins, returned[i] + l * n, above[l, a], hints[0] + l * n)
-        for i in range(count):
-            _insert_near(bins, moved[i] + l * n, above[l, b], hints[1] + l * n)
+def _cost(costs: Any, b: int, tokens: Any) -> Any:
+    """16 times the cost of bin b with so many tokens."""
+    target = costs[2, b]
+    return costs[0, b] * tokens + WEIGHT * costs[1, b] * ((tokens - target) * (tokens - target) // target)
 
 
 @numba.njit(cache=True)
@@ -150,75 +118,134 @@ def _anneal(
     bins: Any, n: int, above: Any, costs: Any, least_items: Any, temperatures: Any, moves: int, state: Any,
     logarithms: Any,
 ) -> Any:  # fmt: skip
-    energy, best_energy = np.int64(0), np.int64(0)
-    best = bins.of[:n].copy()
+    """The assignment with the least cost of those at the stages' ends."""
+    best, best_energy = bins.of[:n].copy(), np.int64(2) ** 62
     moved, returned = np.empty(MAX_GROUP + 1, np.int64), np.empty(MAX_GROUP + 1, np.int64)
-    hints = np.empty(2, np.int64)
     for temperature in temperatures:
         for _ in range(moves):
-            x = _next(state) % n
-            hints[1] = _near(n, x, state)
+            r, s = next_random(state), next_random(state)
+            x = below(r, n)
+            hint = _near(n, x, (r >> 32) & 127)
             a = bins.of[x]
-            b = bins.of[hints[1]] if hints[1] >= 0 else _next(state) % len(least_items)
+            b = bins.of[hint] if hint >= 0 else below(s, len(least_items))
             if a == b:
                 continue
-            count = _gather(bins, x, state, moved)
+            count = gather_relatives(bins, x, (r >> 40) & 15, moved)
             back = 0
-            hints[0] = bins.before[x] if bins.before[x] >= 0 else bins.after[x]
-            if _next(state) % 16 < SWAPS:
-                back = _gather(bins, _member(bins, b, state), state, returned)
+            if (r >> 44) & 15 < SWAPS:
+                y = member_of_bin(bins, b, (s >> 32) & 0xFFFF)
+                back = gather_relatives(bins, y, (r >> 48) & 15, returned)
             if bins.size[a] - count + back < least_items[a] or bins.size[b] - back + count < least_items[b]:
                 continue
-            before = _pair_cost(bins, above, costs, a, b)
-            _exchange(bins, n, above, moved, count, returned, back, a, b, hints)
-            change = _pair_cost(bins, above, costs, a, b) - before
-            if change * UNIT > WEIGHT * temperature * logarithms[_next(state) % len(logarithms)]:
-                _exchange(bins, n, above, moved, count, returned, back, b, a, hints[::-1])
-                continue
-            energy += change
-            if energy < best_energy:
-                best_energy = energy
-                best[:] = bins.of[:n]
+            near_a = bins.before[x] if bins.before[x] >= 0 else bins.after[x]
+            alone = count == 1 and back <= 1
+            if alone:
+                y = returned[0] if back else -1
+                change = _change(bins, n, above, costs, x, y, a, b, near_a, hint)
+            else:
+                change = -_pair_cost(bins, above, costs, a, b)
+                _exchange(bins, n, above, moved, count, returned, back, a, b, near_a, hint)
+                change += _pair_cost(bins, above, costs, a, b)
+            accepted = change * UNIT <= WEIGHT * temperature * logarithms[(s >> 48) & 1023]
+            if accepted and alone:
+                _exchange(bins, n, above, moved, count, returned, back, a, b, near_a, hint)
+            elif not accepted and not alone:
+                _exchange(bins, n, above, moved, count, returned, back, b, a, hint, near_a)
+        energy = np.int64(0)
+        for b in range(len(bins.load)):
+            energy += _cost(costs, b, bins.load[b])
+        if energy < best_energy:
+            best_energy = energy
+            best[:] = bins.of[:n]
     return best
 
 
 @numba.njit(cache=True)
-def _near(n: int, x: int, state: Any) -> int:
+def _near(n: int, x: int, bits: Any) -> Any:
     """Mostly a lexicographic neighbour of x, in whose bin there is something to share; else −1."""
-    r = _next(state)
-    distance = 1 + (r // 16) % 8
-    y = x + distance if (r // 128) % 2 else x - distance
-    return int(y) if r % 10 < 7 and 0 <= y < n else -1
+    if bits & 7 >= NEAR:
+        return -1
+    distance = 1 + ((bits >> 3) & 7)
+    y = x + distance if bits >> 6 else x - distance
+    return y if 0 <= y < n else -1
 
 
 @numba.njit(cache=True)
-def _member(bins: Any, b: int, state: Any) -> int:
-    """A random item of finest bin b."""
-    y = bins.head[b]
-    for _ in range(_next(state) % bins.size[b]):
-        y = bins.after[y]
-    return int(y)
+def _pair_cost(bins: Any, above: Any, costs: Any, a: int, b: int) -> Any:
+    """Costs of the bins, on all levels, that differ between finest bins a and b."""
+    cost = np.int64(0)
+    for l in range(len(above)):
+        if above[l, a] != above[l, b]:
+            for c in (above[l, a], above[l, b]):
+                cost += _cost(costs, c, bins.load[c])
+    return cost
 
 
 @numba.njit(cache=True)
-def _gather(bins: Any, x: int, state: Any, moved: Any) -> int:
-    """Write items of one finest bin to ``moved`` and return their number: x alone, or x with all that share
-    as much with it as its neighbour there does."""
-    moved[0] = x
-    count = 1
-    kind = _next(state) % 16
-    if kind >= GROUPS:
-        return count
-    p, q = bins.before[x], bins.after[x]
-    level = shared_tokens(bins, p, x) if kind % 2 else shared_tokens(bins, x, q)
-    if level == 0:
-        return count
-    while p >= 0 and count < MAX_GROUP and shared_tokens(bins, p, x) >= level:
-        moved[count] = p
-        count += 1
-        p = bins.before[p]
-    while q >= 0 and count < MAX_GROUP and shared_tokens(bins, x, q) >= level:
-        moved[count] = q
-        count += 1
-        q = bins.after[q]
-    return count
+def _change(
+    bins: Any, n: int, above: Any, costs: Any, x: int, y: int, a: int, b: int, near_a: int, near_b: int
+) -> Any:
+    """What it costs to move item x from finest bin a to b, and y (−1: none) the other way."""
+    change = np.int64(0)
+    for l in range(len(above)):
+        of_a, of_b, shift = above[l, a], above[l, b], l * n
+        if of_a == of_b:
+            continue
+        out = x + shift
+        load_a = bins.load[of_a] - added_tokens(bins, out, bins.before[out], bins.after[out])
+        load_b = bins.load[of_b]
+        p, q = _neighbours_near(bins, out, of_b, near_b + shift if near_b >= 0 else -1)
+        if y >= 0:
+            back = y + shift
+            load_b -= added_tokens(bins, back, bins.before[back], bins.after[back])
+            p, q = neighbours_without(bins, back, p, q)
+            s, t = _neighbours_near(bins, back, of_a, near_a + shift if near_a >= 0 else -1)
+            s, t = neighbours_without(bins, out, s, t)
+            load_a += added_tokens(bins, back, s, t)
+        load_b += added_tokens(bins, out, p, q)
+        change += _cost(costs, of_a, load_a) - _cost(costs, of_a, bins.load[of_a])
+        change += _cost(costs, of_b, load_b) - _cost(costs, of_b, bins.load[of_b])
+    return change
+
+
+@numba.njit(cache=True)
+def _neighbours_near(bins: Any, x: int, b: int, hint: int) -> Any:
+    """Neighbours of x in bin b, looked for from ``hint``, a row that may be in the bin (−1: none)."""
+    if hint < 0 or bins.of[hint] != b:
+        return neighbours(bins, x, b)
+    if hint < x:
+        p, q = hint, bins.after[hint]
+        while 0 <= q < x:
+            p, q = q, bins.after[q]
+    else:
+        p, q = bins.before[hint], hint
+        while p > x:
+            p, q = bins.before[p], p
+    return p, q
+
+
+@numba.njit(cache=True)
+def _exchange(
+    bins: Any, n: int, above: Any, moved: Any, count: int, returned: Any, back: int, a: int, b: int,
+    near_a: int, near_b: int,
+) -> None:  # fmt: skip
+    """Move ``count`` items from finest bin a to b, and ``back`` returned ones the other way, on all levels.
+
+    ``near_a`` and ``near_b`` are items near the places where they go (−1: unknown).
+    """
+    for l in range(len(above)):
+        of_a, of_b, shift = above[l, a], above[l, b], l * n
+        if of_a == of_b:
+            continue
+        for i in range(count):
+            remove_row(bins, moved[i] + shift)
+        for i in range(back):
+            remove_row(bins, returned[i] + shift)
+        for i in range(back):
+            y = returned[i] + shift
+            p, q = _neighbours_near(bins, y, of_a, near_a + shift if near_a >= 0 else -1)
+            link_row(bins, y, of_a, p, q)
+        for i in range(count):
+            x = moved[i] + shift
+            p, q = _neighbours_near(bins, x, of_b, near_b + shift if near_b >= 0 else -1)
+            link_row(bins, x, of_b, p, q)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.plan.layout import neighbour_lcp
 from harts_core.plan.planners.anneal import anneal_partition
 from harts_core.plan.planners.bins import bins_of_partition
 from harts_core.plan.planners.greedy import MAX_SHARED, align_count, pack_greedily
 from harts_core.plan.planners.two_level.nested_bins import WEIGHT, BinLevel, anneal_nested
+from harts_core.trees.neighbours import neighbour_lcp
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -90,9 +90,7 @@ def _anneal_cells(
     ]
     if windows > 1:
         target = np.full(len(cells), max(1, tokens // len(cells)))
-        levels.append(
-            BinLevel(of_finest=cells, target=target, weight=CELL_WEIGHT, stiffness=CELL_STIFFNESS)
-        )
+        levels.append(BinLevel(of_finest=cells, target=target, weight=CELL_WEIGHT, stiffness=CELL_STIFFNESS))
     return anneal_nested(
         length,
         lcp,
@@ -128,19 +126,27 @@ def _pack_window(
         pack_greedily(n, shared, order=np.arange(len(n)), rule=MAX_SHARED, capacity=capacity)
         for n, shared in items
     ]
-    slots = max(int(part.max()) + 1 for part in greedy)
-    if slots > min(len(rows) for rows in cells):
+    enough = max(int(part.max()) + 1 for part in greedy)
+    if enough > min(len(rows) for rows in cells):
         return None
     tokens = [int((n - shared).sum()) for n, shared in items]
     fewest = max(-(-n // capacity) for n in tokens)
     best: list[Int32] = []
-    for slots in range(slots, fewest - 1, -1):
+    for slots in range(enough, fewest - 1, -1):
         parts = []
         for (n, shared), part in zip(items, greedy, strict=True):
             start = align_count(n, shared, part, slots)
             found = anneal_partition(
-                n, shared, start, num_bins=slots, capacity=capacity, moves=PACKING_MOVES * moves * len(n), seed=seed
+                n,
+                shared,
+                start,
+                num_bins=slots,
+                capacity=capacity,
+                moves=PACKING_MOVES * moves * len(n),
+                seed=seed,
             )
+            if bins_of_partition(n, shared, found, slots).load.max() > capacity:
+                found = start  # within the capacity where it was not merged
             if bins_of_partition(n, shared, found, slots).load.max() > capacity:
                 break
             parts.append(found)

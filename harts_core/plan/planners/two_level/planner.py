@@ -9,10 +9,10 @@ import numpy as np
 
 from harts_core.plan.bounds import least_tokens_within_capacity
 from harts_core.plan.layout import Layout
-from harts_core.plan.planners.harts_l1 import Items, place_leaves, plan_harts_l1
+from harts_core.plan.planners.harts_l1 import Items, place_leaves, plan_harts_l1, quick_partition
 from harts_core.plan.planners.problem import PlanProblem
 from harts_core.plan.planners.two_level.placement import Placement, place_items
-from harts_core.plan.planners.two_level.score import Score, least_cost_without_producers, score_layout
+from harts_core.plan.planners.two_level.score import Score, score_layout
 from harts_core.plan.planners.two_level.sharing import ProducerLimits, share_prefixes
 from harts_core.plan.windows_layout import ProducerLevel, layout_windows
 from harts_core.progress import Progress
@@ -27,8 +27,8 @@ def plan_harts(problem: PlanProblem, progress: Progress) -> Layout:
 
     The search runs in rounds, ``problem.effort`` of them and more while ``problem.time_budget_s`` lasts; the
     best plan by Φ is kept, and the rounds that ran are stated as ``effort`` in the manifest: planning again
-    with that effort gives the same plan. If no round is surely better than every plan without producers,
-    harts-l1's plan competes too.
+    with that effort gives the same plan. harts-l1's plan competes too, unless what was found beats even the
+    cost that it could have at the bound on compression (:func:`_least_l1_cost`).
 
     Raises:
         InfeasiblePlanError: no partition into a multiple of D non-empty consumers was found.
@@ -42,10 +42,7 @@ def plan_harts(problem: PlanProblem, progress: Progress) -> Layout:
         best = _better(problem, best, _round(problem, items, rounds))
         rounds += 1
     progress(SEARCH, rounds, rounds)
-    bound = least_cost_without_producers(
-        problem.length, problem.lcp, dp=problem.dp, capacity=problem.capacity, cost_model=problem.cost_model
-    )
-    if best is None or best[0].cost > bound:
+    if best is None or best[0].cost > _least_l1_cost(problem, items):
         best = _with_l1(problem, items, best, progress)
     return replace(best[1], parameters={"effort": rounds})
 
@@ -55,8 +52,23 @@ def _better(
 ) -> tuple[Score, Layout] | None:
     if layout is None:
         return best
-    score = score_layout(layout, dp=problem.dp, pad=problem.pad, cost_model=problem.cost_model)
+    score = _score(problem, layout)
     return (score, layout) if best is None or score < best[0] else best
+
+
+def _score(problem: PlanProblem, layout: Layout) -> Score:
+    return score_layout(layout, dp=problem.dp, pad=problem.pad, cost_model=problem.cost_model)
+
+
+def _least_l1_cost(problem: PlanProblem, items: Items) -> float:
+    """About the least Φ that harts-l1 can reach: that of its quick candidates, scaled down to the least
+    tokens within the capacity. 0 where they found none."""
+    quick = quick_partition(problem, items)
+    if quick is None:
+        return 0.0
+    layout = problem.layout(quick.partition[items.of_row], quick.weight, sharing="tree")
+    least = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
+    return _score(problem, layout).cost * least / int(quick.weight.sum())
 
 
 def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
@@ -97,7 +109,7 @@ def _with_producers(problem: PlanProblem, items: Items, placement: Placement) ->
     for window, held in zip(sharing.windows, sharing.depth, strict=True):
         depth = np.zeros(n, np.int32)
         depth[rows] = np.minimum(held[items.of_row], problem.length)
-        levels.append(ProducerLevel(window_of_slot=window, depth=depth))
+        levels.append(ProducerLevel(window_of_slot=window.astype(np.int32), depth=depth))
     return layout_windows(problem.tree, dp=problem.dp, replica=replica, slot=slot, levels=levels)
 
 
@@ -107,7 +119,7 @@ def _with_l1(
     """The best of what was found, harts-l1's plan, and that plan with producers; none may compute more
     padded tokens than harts-l1's."""
     layout = plan_harts_l1(problem, progress)
-    l1 = score_layout(layout, dp=problem.dp, pad=problem.pad, cost_model=problem.cost_model)
+    l1 = _score(problem, layout)
     if best is not None and best[0].padded_tokens > l1.padded_tokens:
         best = None
     best = (l1, layout) if best is None or l1 < best[0] else best

@@ -1,4 +1,4 @@
-"""Φ: how plans are compared (DESIGN §3), and a bound on it for every plan without producers."""
+"""Φ: how plans are compared (DESIGN §3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.plan.bounds import least_tokens_within_capacity
 from harts_core.plan.build import unit_table
 from harts_core.plan.bundle import CONSUMER, PRODUCER, UnitTable
 from harts_core.plan.cost_model import CostModel
@@ -53,24 +52,3 @@ def _sum_of_maxima(
     table = np.zeros((int(place[mine].max(initial=-1)) + 1, dp))
     table[place[mine], units.replica[mine]] = column[mine]
     return float(table.max(axis=1, initial=0.0).sum())
-
-
-def least_cost_without_producers(
-    length: npt.NDArray[np.int64], lcp: npt.NDArray[np.int32], *, dp: int, capacity: int, cost_model: CostModel
-) -> float:
-    """A lower bound on Φ of every plan without producers: no slot costs less than its replicas' mean, the
-    consumers hold at least the least tokens within the capacity, and every token of the trie meets all keys
-    of its path at least once.
-
-    Args:
-        length, lcp: int [N], rows in lexicographic order.
-        dp: D.
-        capacity: T ≥ every length.
-        cost_model: coefficients.
-    """
-    tokens = least_tokens_within_capacity(length, lcp, capacity=capacity, dp=dp)
-    shared = lcp.astype(np.int64)
-    pairs = int((length * (length + 1) // 2 - shared * (shared + 1) // 2).sum())
-    alpha = cost_model.alpha_forward + cost_model.alpha_backward
-    beta = cost_model.beta_forward + cost_model.beta_backward
-    return (alpha * tokens + beta * pairs) / dp

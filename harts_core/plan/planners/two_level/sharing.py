@@ -78,25 +78,26 @@ def share_prefixes(length: Int64, lcp: Int32, placement: Placement, limits: Prod
     inner_room = nested * limits.blocks
     outer_room = limits.blocks if windows > 1 and limits.live > 1 else 0
     none = np.zeros(len(length), np.int64)
-    outer = extend_depth(
-        replicas, none, shared_depth(replicas, window), np.full(dp, outer_room * limits.pad)
-    )
-    inner = np.maximum(outer, shared_depth(cells, placement.slot))
-    inner = extend_depth(cells, outer, inner, np.full(cells.count, inner_room * limits.pad))
+    outer = extend_depth(replicas, none, shared_depth(replicas, window), np.full(dp, outer_room * limits.pad))
+    shared = np.maximum(outer, shared_depth(cells, placement.slot))
+    inner = extend_depth(cells, outer, shared, np.full(cells.count, inner_room * limits.pad))
     if not inner.any():
         return Sharing(placement=placement, windows=(), depth=())
+    # Below a shared prefix for which there was no room, nothing can be hoisted for one consumer alone.
+    limit = np.where(inner == shared, length, inner)
     placement, inner, moved = _hoist(
-        length, lcp, placement, cells, replicas, outer, inner, inner_room, outer_room, limits.pad
+        length, limit, lcp, placement, cells, replicas, outer, inner, inner_room, outer_room, limits.pad
     )
     outer = extend_depth(cells, outer, inner, moved)
     return _cut_levels(placement, cells, outer, inner, limits)
 
 
 def _hoist(
-    length: Int64, lcp: Int32, placement: Placement, cells: Groups, replicas: Groups, outer: Int64,
+    length: Int64, limit: Int64, lcp: Int32, placement: Placement, cells: Groups, replicas: Groups, outer: Int64,
     inner: Int64, inner_room: int, outer_room: int, pad: int,
 ) -> tuple[Placement, Int64, Int64]:  # fmt: skip
-    """(the placement with slots by rank, the inner depth, tokens of each cell that the outer producer takes)."""
+    """(the placement with slots by rank, the inner depth, the tokens of each cell that the outer producer
+    takes). Only tokens within ``limit`` can be hoisted."""
     dp, num_slots = placement.dp, len(placement.window_of_slot)
     windows = cells.count // dp
     consumers = group_items(lcp, placement.replica * num_slots + placement.slot, dp * num_slots)
@@ -105,21 +106,25 @@ def _hoist(
     position = np.argsort(rank, axis=1)  # the new slot of each old one
     placement = replace(placement, slot=position[placement.replica, placement.slot])
     residual = np.take_along_axis(residual, rank, axis=1)
+    hoistable = count_tokens(consumers, limit, inner).reshape(dp, num_slots)
+    hoistable = np.take_along_axis(hoistable, rank, axis=1)
     blocks = -(-residual // pad)
+    fixed = np.where(hoistable == residual, 0, blocks - hoistable // pad)
     begins = np.searchsorted(placement.window_of_slot, np.arange(windows))
     within = np.arange(num_slots) - begins[placement.window_of_slot]
-    by_window = np.zeros((dp, windows, int(within.max()) + 1), np.int64)
-    by_window[:, placement.window_of_slot, within] = blocks
+    table = np.zeros((2, dp, windows, int(within.max()) + 1), np.int64)
+    table[0][:, placement.window_of_slot, within] = blocks
+    table[1][:, placement.window_of_slot, within] = fixed
     held = -(-count_tokens(cells, inner, outer).reshape(dp, windows) // pad)
     base = -(-count_tokens(replicas, outer) // pad)
-    level = lower_levels(by_window, held, base, inner_room, outer_room)
+    level = lower_levels(table[0], table[1], held, base, inner_room, outer_room)
     hoisted = np.maximum(0, blocks - level[placement.window_of_slot, within])
-    np.add.at(held, (slice(None), placement.window_of_slot), hoisted)
+    held += np.add.reduceat(hoisted, begins, axis=1)
     moved = np.zeros_like(held)
     if outer_room:
         moved = split_producers(held, base, inner_room, outer_room)
     consumers = group_items(lcp, placement.replica * num_slots + placement.slot, dp * num_slots)
-    inner = extend_depth(consumers, inner, length, (hoisted * pad).ravel())
+    inner = extend_depth(consumers, inner, limit, (hoisted * pad).ravel())
     return placement, inner, (moved * pad).ravel()
 
 

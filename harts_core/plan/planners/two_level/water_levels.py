@@ -19,7 +19,9 @@ STEPS = 512
 TRIED_SPLITS = 64
 
 
-def lower_levels(residual: Int64, inner: Int64, outer: Int64, inner_room: int, outer_room: int) -> Int64:
+def lower_levels(
+    residual: Int64, fixed: Int64, inner: Int64, outer: Int64, inner_room: int, outer_room: int
+) -> Int64:
     """int64 [W, J], the level of every slot.
 
     Levels are lowered as long as there is room, and the best state on the way is returned. Each window in
@@ -28,17 +30,18 @@ def lower_levels(residual: Int64, inner: Int64, outer: Int64, inner_room: int, o
 
     Args:
         residual: int64 [D, W, J], blocks of ``pad`` tokens of each consumer; 0 where a window has no slot.
+        fixed: int64 [D, W, J], the part of them that cannot be hoisted.
         inner, outer: int64 [D, W] and [D], blocks held by the producers before hoisting, within their rooms.
         inner_room, outer_room: blocks that the inner producers of a window, and the outer one, may hold.
     """
     step = max(1, (inner_room + outer_room) // STEPS)
-    level: Int64 = _lower_levels(residual, inner.copy(), outer.copy(), inner_room, outer_room, step)
+    level: Int64 = _lower_levels(residual, fixed, inner.copy(), outer.copy(), inner_room, outer_room, step)
     return level
 
 
 @numba.njit(cache=True)
 def _lower_levels(
-    residual: Any, inner: Any, outer: Any, inner_room: int, outer_room: int, step: int
+    residual: Any, fixed: Any, inner: Any, outer: Any, inner_room: int, outer_room: int, step: int
 ) -> Any:
     dp, windows, slots = residual.shape
     level = np.zeros((windows, slots), np.int64)
@@ -58,7 +61,9 @@ def _lower_levels(
             break
         lowered = False
         for w in range(windows):
-            j, drop = _cheapest(residual[:, w], level[w], inner[:, w], outer, inner_room, outer_room, windows)
+            j, drop = _cheapest(
+                residual[:, w], fixed[:, w], level[w], inner[:, w], outer, inner_room, outer_room, windows
+            )
             if j < 0:
                 continue
             drop = min(drop, step)
@@ -75,7 +80,14 @@ def _lower_levels(
 
 @numba.njit(cache=True)
 def _cheapest(
-    residual: Any, level: Any, inner: Any, outer: Any, inner_room: int, outer_room: int, windows: int
+    residual: Any,
+    fixed: Any,
+    level: Any,
+    inner: Any,
+    outer: Any,
+    inner_room: int,
+    outer_room: int,
+    windows: int,
 ) -> Any:
     """(slot of one window to lower, how far at most); (−1, 0): none can be, or none would gain."""
     dp, slots = residual.shape
@@ -86,6 +98,7 @@ def _cheapest(
             if residual[d, j] >= level[j]:
                 room, share = inner_room - inner[d], (outer_room - outer[d]) // windows
                 price += 1.0 / (max(room, share) + 1)
+                drop = min(drop, level[j] - fixed[d, j])
                 drop = min(drop, room if room >= share else outer_room - outer[d])
                 on_top += 1
             else:
@@ -103,7 +116,8 @@ def split_producers(held: Int64, outer: Int64, inner_room: int, outer_room: int)
     Args:
         held: int64 [D, W], blocks beyond the outer producer's, hoisted ones included.
         outer: int64 [D], blocks of the outer producer.
-        inner_room, outer_room: as above. They must suffice: outer + Σ_w max(0, held − inner_room) ≤ outer_room.
+        inner_room, outer_room: as above. They must suffice: outer + Σ max(0, held − inner_room)
+            ≤ outer_room on every replica.
     """
     excess: Int64 = outer + np.maximum(0, held - inner_room).sum(axis=1)
     low = int(excess.max())
