@@ -126,10 +126,16 @@ def _trained_padded(
     num_tokens = len(keep)
     if raw.loss_spans is not None:
         return _positions_of_spans(raw.loss_spans, num_tokens, where, findings)
+    if raw.response_length is not None and raw.response_length > num_tokens:
+        what = f"the response has {raw.response_length} tokens of {num_tokens} in all"
+        raise DataError(what, where=where)
+    if raw.loss_mask is None:
+        start = num_tokens - (raw.response_length or 0)
+        return np.flatnonzero(keep[start:]) + start
     mask = mask_array(raw.loss_mask, "loss_mask", where, findings)
     if len(mask) == num_tokens:
         return np.flatnonzero(mask & keep)
-    if raw.response_length is not None and len(mask) == raw.response_length < num_tokens:
+    if raw.response_length is not None and len(mask) == raw.response_length:
         start = num_tokens - len(mask)
         return np.flatnonzero(mask & keep[start:]) + start
     raise DataError(f"loss_mask has {len(mask)} values for {_expected(raw, num_tokens, None)}", where=where)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from harts_core.errors import DataError
 from harts_core.trees.formats.harbor import turn_record
 from harts_core.trees.formats.record import Format, RawRecord, ReadOptions, required_list, required_mapping
@@ -40,7 +38,7 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
             step=step.get("step_id", i),
         )
         if step.get("is_copied_context"):
-            raw.loss_mask = np.zeros(len(raw.loss_mask), np.bool_)
+            raw.loss_spans = []
         yield raw
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from harts_core.errors import DataError
 from harts_core.trees.formats.record import (
     Format,
@@ -71,7 +69,6 @@ def turn_record(prompt: Any, completion: Any, logprobs: Any, part: str, **fields
         tokens=prompt + completion,
         part=part,
         response_length=len(completion),
-        loss_mask=np.ones(len(completion), np.bool_),
         old_logprobs=logprobs,
         **fields,
     )

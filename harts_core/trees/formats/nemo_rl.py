@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from harts_core.errors import DataError
 from harts_core.trees.formats.record import Format, RawRecord, ReadOptions, required_list
 
@@ -44,16 +42,15 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
                 )
             return column[b][:length]
 
-        mask = cut("token_loss_mask")
-        if sample is not None and sample[b] == 0:
-            mask = np.zeros(length, np.bool_)
-        elif sample is not None and sample[b] != 1:
-            raise DataError(f"sample_loss_mask is {sample[b]!r}; it must be 0 or 1", where=part or None)
+        weight = 1 if sample is None else sample[b]
+        if weight not in (0, 1):
+            raise DataError(f"sample_loss_mask is {weight!r}; it must be 0 or 1", where=part or None)
         yield RawRecord(
             tokens=row[:length],
             part=part,
             rollout_id=f"{name}/{b}" if len(tokens) > 1 else None,
-            loss_mask=mask,
+            loss_mask=cut("token_loss_mask"),
+            loss_spans=None if weight else [],
             old_logprobs=cut(key),
             ref_logprobs=cut("reference_policy_logprobs"),
             advantages=cut("advantages"),

@@ -18,7 +18,7 @@ class RawRecord:
         part: which part of the file's record it is ("trace 0, path 2"); empty for the record itself.
         response_length: how many trailing tokens are the response; None: not known.
         attention_mask: 1 where ``tokens`` is not padding; None: no padding.
-        loss_mask: one value per token or per response token.
+        loss_mask: one value per token or per response token; None (and no spans): the response is trained.
         loss_spans: start, stop pairs or {start, stop} objects; wins over ``loss_mask``.
         old_logprobs, ref_logprobs: one value per token, per response token, or per trained position.
         advantages: likewise, or one number.

@@ -97,13 +97,11 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
     length = _response_length(response, pick("response_length"))
     if length is None and mask is not None and mask_name in RESPONSE_MASKS:
         length = len(flat_array(mask, "loss_mask", ""))
-    if mask is None and spans is None:
-        if length is None:
-            raise DataError(
-                "no loss mask: none of " + ", ".join(ALIASES["loss_mask"]) + ", loss_spans",
-                hint="name the field with --map loss_mask=NAME",
-            )
-        mask = np.ones(length, np.bool_)
+    if mask is None and spans is None and length is None:
+        raise DataError(
+            "no loss mask: none of " + ", ".join(ALIASES["loss_mask"]) + ", loss_spans",
+            hint="name the field with --map loss_mask=NAME",
+        )
     group, rollout = pick("group_id"), pick("trajectory_id")
     repetition = pick("repetition")
     if rollout is None and group is not None and repetition is not None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from harts_core.errors import DataError
 from harts_core.trees.formats.record import (
     Format,
@@ -39,11 +37,6 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
         length = sample.get("response_length")
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:
             raise DataError(f"response_length is {length!r}, not a length", where=part)
-        mask = sample.get("loss_mask")
-        if sample.get("remove_sample"):
-            mask = np.zeros(length, np.bool_)
-        elif mask is None:
-            mask = np.ones(length, np.bool_)
         index = name_string(sample.get("index", sample.get("rollout_id")), "index", part)
         group = name_string(sample.get("group_index"), "group_index", part)
         versions: list[Any] = []
@@ -53,7 +46,8 @@ def read(record: Mapping[str, Any], name: str, options: ReadOptions) -> Iterator
             tokens=sample.get("tokens"),
             part=part,
             response_length=length,
-            loss_mask=mask,
+            loss_mask=sample.get("loss_mask"),
+            loss_spans=[] if sample.get("remove_sample") else None,
             old_logprobs=sample.get("rollout_log_probs"),
             reward=reward_entry(sample.get("reward"), options.reward_key, part),
             group_id=None if group is None else f"{step}/{group}",

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harts_core.errors import DataError
 from harts_core.trees.formats.record import (
@@ -100,7 +99,8 @@ def _path(columns: list[dict[str, Any]], path: list[int], trained: bool, part: s
     mask: list[Any] = [m for i in path for m in columns[i]["mask"]]
     out: dict[str, Any] = {
         "tokens": tokens,
-        "loss_mask": mask if trained else _nothing(len(tokens)),
+        "loss_mask": mask,
+        "loss_spans": None if trained else [],
         "old_logprobs": None,
     }
     nodes = [i for i in path if columns[i]["trained"]]
@@ -112,10 +112,6 @@ def _path(columns: list[dict[str, Any]], path: list[int], trained: bool, part: s
             [v for i in nodes for v in columns[i][field]] if nodes and not missing and trained else None
         )
     return out
-
-
-def _nothing(length: int) -> npt.NDArray[np.bool_]:
-    return np.zeros(length, np.bool_)
 
 
 def _reward(rewards: Any, part: str) -> float | None:

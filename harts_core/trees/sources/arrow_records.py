@@ -18,7 +18,7 @@ ColumnChoice = Callable[[Sequence[str]], Sequence[str]]
 BATCH_ROWS = 64
 """Rows decoded at a time: a few MiB at 30,000 tokens a row."""
 
-_FAILURES = (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError)
+_FAILURES = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ArrowRow(Mapping[str, Any]):
@@ -36,7 +36,12 @@ class ArrowRow(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         column = self._columns.get(name)
-        return self._constants[name] if column is None else _value(column[self._index])
+        if column is None:
+            return self._constants[name]
+        try:
+            return _value(column[self._index])
+        except UnicodeDecodeError as error:  # names inside a struct, which validation does not look at
+            raise DataError(f"{name} is not UTF-8 text") from error
 
     def __iter__(self) -> Iterator[str]:
         yield from self._columns
@@ -77,6 +82,7 @@ def read_parquet(path: Path, columns: ColumnChoice) -> Iterator[Item]:
             names = list(columns(schema.names))
             constants = _constants(schema)
             for batch in file.iter_batches(BATCH_ROWS, columns=names):
+                batch.validate(full=True)
                 yield from _rows(batch, row, constants)
                 row += batch.num_rows
             if row == 0:

@@ -47,6 +47,8 @@ NAN = float("nan")
         ({"tokens": [], "loss_mask": [], "old_logprobs": []}, "tokens is empty"),
         ({"tokens": ..., "prompt_ids": [1]}, "no token ids: none of tokens, "),
         ({"tokens": ..., "prompt_ids": "hi", "response_ids": [1]}, "prompt is text, not token ids"),
+        ({"response_length": 2**40}, "the response has 1099511627776 tokens of 4 in all"),
+        ({"response_length": -1}, "response_length is -1, not a length"),
         ({"attention_mask": [1, 1]}, "attention_mask has 2 values for 4 tokens"),
         ({"loss_mask": ..., "loss_spans": [[2, 9]]}, r"loss_spans must be .* inside \[0, 4\)"),
         ({"loss_mask": ..., "loss_spans": [[2, 3], [1, 2]]}, "loss_spans must be sorted"),
