@@ -64,6 +64,31 @@ def test_outputs_equal_the_expanded_run_bit_for_bit(seed: int, chunk: int) -> No
             assert torch.equal(compact[index], full)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_convolved_inputs_equal_the_expanded_run_bit_for_bit(seed: int) -> None:
+    tree = forest(seed)
+    shared = build_unit_layout(simple_bundle(tree, chunk=16, units=1), tree, 0)
+    repeated = build_unit_layout(simple_bundle(tree, sharing="none", chunk=16, units=1), tree, 0)
+    layer = lively_model(PRESETS["cpu-moe"], torch.float32).model.layers[0].attention
+    rows = [path_rows(shared, tree, row) for row in range(tree.num_rows)]
+    starts = [(s.start, s.stop) for s in repeated.attention]
+    with torch.no_grad():
+        x = torch.randn(shared.num_rows, 64, generator=torch.Generator().manual_seed(seed))
+        projected = (layer.q_proj(x), layer.k_proj(x), layer.v_proj(x))
+        compact = layer.recurrence_inputs(x, projected, shared.to("cpu"))
+        gather = torch.empty(repeated.num_rows, dtype=torch.int64)
+        for start, stop in starts:  # one sequence per trajectory, in any order
+            tokens = repeated.tokens[start:stop].tolist()
+            row = next(
+                r for r in np.flatnonzero(tree.length == len(tokens)) if tree.tokens(r).tolist() == tokens
+            )
+            gather[start:stop] = torch.tensor(rows[row])
+        q, k, v = (p[gather] for p in projected)
+        full = layer.recurrence_inputs(x[gather], (q, k, v), repeated.to("cpu"))
+    for name in ("q", "k", "v"):
+        assert torch.equal(getattr(compact, name)[gather], getattr(full, name))
+
+
 def test_no_replay_takes_another_numerical_path() -> None:
     """The comparison is only worth something if it differs in rounding, and only in rounding."""
     tree = forest(3)
