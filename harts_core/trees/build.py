@@ -59,7 +59,10 @@ class Trajectory:
             raise self._error("tokens must be a non-empty flat list")
         if int(tokens.min()) < 0:
             raise self._error(f"negative token id {int(tokens.min())}")
-        spans = self._integers("loss_spans", self.loss_spans).reshape(-1, 2)
+        spans = self._integers("loss_spans", self.loss_spans)
+        if spans.size % 2:
+            raise self._error("loss_spans must hold start, stop pairs")
+        spans = spans.reshape(-1, 2)
         if len(spans):
             rising = spans[:, 0] < spans[:, 1]
             apart = spans[1:, 0] >= spans[:-1, 1]
@@ -72,14 +75,16 @@ class Trajectory:
             value = getattr(self, name)
             if value is None:
                 continue
-            value = np.atleast_1d(np.asarray(value, np.float32))
+            with np.errstate(over="ignore"):  # becomes infinity, which is refused below
+                value = np.atleast_1d(np.asarray(value, np.float32))
             if len(value) != trained and not (name == "advantages" and len(value) == 1):
                 raise self._error(f"{name} has {len(value)} values for {trained} trained positions")
             if not np.isfinite(value).all():
                 raise self._error(f"{name} is not finite")
             object.__setattr__(self, name, value)
-        if self.reward is not None and not np.isfinite(np.float32(self.reward)):
-            raise self._error("reward is not finite")
+        with np.errstate(over="ignore"):
+            if self.reward is not None and not np.isfinite(np.float32(self.reward)):
+                raise self._error("reward is not finite")
         for name in ("step", "policy_version"):
             value = getattr(self, name)
             if value is not None and not -INT32_MAX <= value <= INT32_MAX:

@@ -140,6 +140,9 @@ def test_nothing_added_is_refused() -> None:
         ({"ref_logprobs": [-1.0, float("nan")]}, "ref_logprobs is not finite"),
         ({"advantages": [1.0, 2.0, 3.0]}, "advantages has 3 values for 2"),
         ({"reward": float("inf")}, "reward is not finite"),
+        ({"reward": 1e300}, "reward is not finite"),
+        ({"advantages": [1e300]}, "advantages is not finite"),
+        ({"loss_spans": [1, 2, 3]}, "loss_spans must hold start, stop pairs"),
         ({"step": 2**31}, "step 2147483648 does not fit"),
     ],
 )
