@@ -65,6 +65,8 @@ def ingest(
     from harts_core.trees.ingest_options import IngestOptions
     from harts_core.trees.tree_file import write_tree
 
+    if any(Path(source).resolve() == output.resolve() for source in sources):
+        raise ConfigError("the output is also a source", where=str(output), hint="name another file")
     choices: dict[str, Any] = {
         "advantages": advantages,
         "on_bad_record": on_bad_record,

@@ -57,6 +57,15 @@ def test_bad_data_is_one_message_and_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_output_may_not_be_a_source(tmp_path: Path) -> None:
+    path = make(tmp_path)
+    before = path.read_bytes()
+    result = run_harts("ingest", path, "-o", path)
+    assert result.returncode == 2
+    assert "the output is also a source" in result.stderr
+    assert path.read_bytes() == before
+
+
 def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
     path = make(tmp_path)
     for arguments in (["--map", "tokens"], ["--format", "x"], ["--advantages", "gae"], ["--group-size", "0"]):
