@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from harts_core.plan.bundle import CONSUMER, NONE, PRODUCER, PlanBundle
 from harts_core.plan.validate.failure import reject, require
@@ -16,7 +17,8 @@ def check_units(bundle: PlanBundle) -> None:
     require((u.replica >= 0) & (u.replica < dp), f"replica is not in [0, {dp})", lambda i: f"unit {i}")
     require(np.isin(u.kind, (PRODUCER, CONSUMER)), "kind is unknown", lambda i: f"unit {i}")
     consumer = u.kind == CONSUMER
-    require((u.slot >= 0) == consumer, "consumers have a slot, producers have none", lambda i: f"unit {i}")
+    slot_fits = np.where(consumer, u.slot >= 0, u.slot == NONE)
+    require(slot_fits, "consumers have a slot, producers have none", lambda i: f"unit {i}")
     require((u.window >= NONE) & (u.window < len(bundle.windows)), "no such window", lambda i: f"unit {i}")
     require(consumer | (u.window != NONE), "a producer has no window", lambda i: f"unit {i}")
     _check_slots(bundle)
@@ -69,13 +71,7 @@ def _check_windows(bundle: PlanBundle) -> None:
         crossing = ((a < a[i]) & (b > a[i]) & (b < b[i])) | ((a > a[i]) & (a < b[i]) & (b > b[i]))
         if crossing.any():
             raise reject("windows neither nest nor keep apart", f"windows {i}, {np.flatnonzero(crossing)[0]}")
-    inside = np.flatnonzero((u.kind == CONSUMER) & (u.window != NONE))
-    mine = u.window[inside]
-    require(
-        (w.slot_start[mine] <= u.slot[inside]) & (u.slot[inside] < w.slot_stop[mine]),
-        "the slot is outside the window",
-        lambda i: f"unit {inside[i]}",
-    )
+    _check_innermost(bundle, num_slots)
     producers = np.flatnonzero(u.kind == PRODUCER)
     place = u.window[producers].astype(np.int64) * bundle.dp + u.replica[producers]
     count = np.bincount(place, minlength=len(w) * bundle.dp)
@@ -84,6 +80,27 @@ def _check_windows(bundle: PlanBundle) -> None:
         "more than one producer",
         lambda i: f"window {i // bundle.dp}, replica {i % bundle.dp}",
     )
+    _check_alive(bundle, producers, num_slots)
+
+
+def _check_innermost(bundle: PlanBundle, num_slots: int) -> None:
+    """A consumer names the innermost window that has its slot, or none where no window has it."""
+    u, w = bundle.units, bundle.windows
+    consumers = np.flatnonzero(u.kind == CONSUMER)
+    slot, window = u.slot[consumers], u.window[consumers]
+    narrowest = np.full(num_slots, num_slots + 1)
+    for start, stop in zip(w.slot_start.tolist(), w.slot_stop.tolist(), strict=True):
+        narrowest[start:stop] = np.minimum(narrowest[start:stop], stop - start)
+    named = np.flatnonzero(window != NONE)
+    ok = narrowest[slot] > num_slots  # no window has the slot, and none is named
+    start, stop = w.slot_start[window[named]], w.slot_stop[window[named]]
+    inside = (start <= slot[named]) & (slot[named] < stop)
+    ok[named] = inside & (stop - start == narrowest[slot[named]])
+    require(ok, "the window is not the innermost one that has the slot", lambda i: f"unit {consumers[i]}")
+
+
+def _check_alive(bundle: PlanBundle, producers: npt.NDArray[np.int64], num_slots: int) -> None:
+    u, w = bundle.units, bundle.windows
     limit = bundle.parameters.get("max_live_producers")
     if limit is None:
         return

@@ -198,7 +198,9 @@ PLAIN_CASES += [
 WINDOW_CASES: list[Case] = [
     ("producer capacity", lambda: parameters(WINDOWED, producer_capacity=3), "producer capacity of 3"),
     ("window out of slots", lambda: with_table(WINDOWED, "windows", slot_stop=[3]), "not a run of the slots"),
-    ("slot outside its window", lambda: with_table(WINDOWED, "windows", slot_stop=[1]), "outside the window"),
+    ("slot outside its window", lambda: with_table(WINDOWED, "windows", slot_stop=[1]), "innermost"),
+    ("window not named", lambda: changed(WINDOWED, "units", "window", 1, NONE), "innermost"),
+    ("producer with a slot", lambda: changed(WINDOWED, "units", "slot", 0, 0), "producers have none"),
     ("producer in no window", lambda: changed(WINDOWED, "units", "window", 0, NONE), "no window"),
     ("owner does not contain", lambda: changed(WINDOWED, "spans", "stop", 0, 3), "does not contain"),
     (
@@ -216,7 +218,7 @@ WINDOW_CASES: list[Case] = [
                     WINDOWED,
                     "units",
                     kind=[0, 0, 1, 1],
-                    window=[0, 1, 0, 0],
+                    window=[0, 1, 1, 0],
                     slot=[NONE, NONE, 0, 1],
                     replica=[0] * 4,
                     order=[0, 1, 2, 3],
@@ -288,6 +290,7 @@ def test_windows_may_nest_but_not_cross() -> None:
         slot=np.arange(4),
     )
     nested = replace(bundle, windows=WindowTable(slot_start=[0, 1], slot_stop=[4, 3]))
+    nested = with_table(nested, "units", window=[0, 1, 1, 0])
     with pytest.raises(InvalidPlanError, match="num_windows"):  # nothing else is wrong
         validate_plan(nested, tree)
     crossing = replace(bundle, windows=WindowTable(slot_start=[0, 1], slot_stop=[2, 3]))
