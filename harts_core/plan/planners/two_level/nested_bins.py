@@ -71,13 +71,16 @@ def anneal_nested(
     moves: int,
     seed: int,
 ) -> Int32:
-    """The assignment of items to finest bins with the least cost that the search met.
+    """Anneal the assignment of items to finest bins towards the least cost.
+
+    Of the assignments that the search ends its stages with, the one is returned whose largest bin of the
+    first level is the smallest.
 
     Args:
         length, lcp: int [L], items in lexicographic order.
-        start: int32 [L], the finest bin of each item at the start, each with its least items.
-        levels: the levels that cost something, in any order; the finest bins themselves may be one.
-        least_items: int64 [F], items that each finest bin keeps, ≥ 1.
+        start: int32 [L], the finest bin of each item at the start, none empty.
+        levels: the levels that cost something; the finest bins themselves may be one.
+        least_items: int64 [F], ≥ 1, items that a finest bin keeps if it has them.
         hot, cold: temperatures at the start and the end, tokens.
         moves: how many moves are tried.
         seed: of the search.
@@ -118,8 +121,9 @@ def _anneal(
     bins: Any, n: int, above: Any, costs: Any, least_items: Any, temperatures: Any, moves: int, state: Any,
     logarithms: Any,
 ) -> Any:  # fmt: skip
-    """The assignment with the least cost of those at the stages' ends."""
-    best, best_energy = bins.of[:n].copy(), np.int64(2) ** 62
+    """The assignment whose largest bin of the first level is the smallest, of those at the stages' ends."""
+    first, num_first = len(least_items), above[1].max() + 1 - len(least_items)
+    best, best_largest = bins.of[:n].copy(), np.int64(2) ** 62
     moved, returned = np.empty(MAX_GROUP + 1, np.int64), np.empty(MAX_GROUP + 1, np.int64)
     for temperature in temperatures:
         for _ in range(moves):
@@ -135,7 +139,9 @@ def _anneal(
             if (r >> 44) & 15 < SWAPS:
                 y = member_of_bin(bins, b, (s >> 32) & 0xFFFF)
                 back = gather_relatives(bins, y, (r >> 48) & 15, returned)
-            if bins.size[a] - count + back < least_items[a] or bins.size[b] - back + count < least_items[b]:
+            if back < count and bins.size[a] - count + back < least_items[a]:
+                continue
+            if count < back and bins.size[b] - back + count < least_items[b]:
                 continue
             near_a = bins.before[x] if bins.before[x] >= 0 else bins.after[x]
             alone = count == 1 and back <= 1
@@ -151,11 +157,9 @@ def _anneal(
                 _exchange(bins, n, above, moved, count, returned, back, a, b, near_a, hint)
             elif not accepted and not alone:
                 _exchange(bins, n, above, moved, count, returned, back, b, a, hint, near_a)
-        energy = np.int64(0)
-        for b in range(len(bins.load)):
-            energy += _cost(costs, b, bins.load[b])
-        if energy < best_energy:
-            best_energy = energy
+        largest = bins.load[first : first + num_first].max()
+        if largest < best_largest:
+            best_largest = largest
             best[:] = bins.of[:n]
     return best
 

@@ -16,9 +16,11 @@ from harts_core.trees.neighbours import neighbour_lcp
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-REPLICA_STIFFNESS, CELL_STIFFNESS, CELL_WEIGHT = 10, 10, 4
-"""What unequal replicas and cells cost, and cells' tokens: those shared by windows of a replica are computed
-once, but fill its outer producer."""
+REPLICA_STIFFNESS = 100
+"""What unequal replicas cost, up to 8 of them; less with more, which have fewer items each to even out."""
+CELL_STIFFNESS, CELL_WEIGHT = 10, 4
+"""What unequal cells cost, and their tokens: those shared by windows of a replica are computed once, but fill
+its outer producer."""
 HOT_TOKENS, COLD_TOKENS = 2000, 20
 """Temperatures at the start and the end, for a capacity of 65,536 tokens."""
 CELL_MOVES, PACKING_MOVES = 600, 200
@@ -80,12 +82,14 @@ def _anneal_cells(
     """The cell d·W + w of every item, from equal contiguous runs."""
     cells = np.arange(dp * windows)
     tokens = int((length - lcp).sum())
+    # One item for every slot that the window may come to have.
+    least = min(-(-3 * tokens // (2 * capacity * len(cells))) + 1, len(length) // len(cells))
     levels = [
         BinLevel(
             of_finest=cells // windows,
             target=np.full(dp, max(1, tokens // dp)),
             weight=WEIGHT,
-            stiffness=REPLICA_STIFFNESS,
+            stiffness=max(1, REPLICA_STIFFNESS * 8 // max(8, dp)),
         )
     ]
     if windows > 1:
@@ -96,7 +100,7 @@ def _anneal_cells(
         lcp,
         equal_runs(length, lcp, len(cells)),
         levels,
-        least_items=np.ones(len(cells), np.int64),
+        least_items=np.full(len(cells), least),
         hot=HOT_TOKENS * capacity // 65536,
         cold=COLD_TOKENS * capacity // 65536,
         moves=CELL_MOVES * moves * len(length),

@@ -17,7 +17,7 @@ from harts_core.plan.planners.two_level.sharing import ProducerLimits, share_pre
 from harts_core.plan.windows_layout import ProducerLevel, layout_windows
 from harts_core.progress import Progress
 
-SLOTS_PER_WINDOW = 8
+SLOTS_PER_WINDOW = 7
 """About as many slots share an inner producer: fewer leave the outer one too much, more the inner one."""
 SEARCH = "search for windows and producers"
 
@@ -72,18 +72,21 @@ def _least_l1_cost(problem: PlanProblem, items: Items) -> float:
 
 
 def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
-    """One search: another seed, another number of windows, and every fourth round longer ones."""
-    windows = window_counts(problem, items)
-    placement = place_items(
-        items.length,
-        items.lcp,
-        dp=problem.dp,
-        windows=windows[index % len(windows)],
-        capacity=problem.capacity,
-        moves=1 + index // 4,
-        seed=problem.seed + index,
-    )
-    return None if placement is None else _with_producers(problem, items, placement)
+    """One search: another seed, another number of windows (the next one that fits), longer ones later."""
+    counts = window_counts(problem, items)
+    for i in range(len(counts)):
+        placement = place_items(
+            items.length,
+            items.lcp,
+            dp=problem.dp,
+            windows=counts[(index + i) % len(counts)],
+            capacity=problem.capacity,
+            moves=1 + index // 4,
+            seed=problem.seed + index,
+        )
+        if placement is not None:
+            return _with_producers(problem, items, placement)
+    return None
 
 
 def window_counts(problem: PlanProblem, items: Items) -> list[int]:
