@@ -3,9 +3,9 @@
 Two comparisons, each inside one run, alternating, best of several repeats, forward and backward:
 
 - the ``torch`` backend against the same chunkwise formulas in plain autograd with ``solve_triangular``
-  and a Python scan: once with decay products in 16-row blocks, exact for every gate as the backend is,
-  once with one pair of factors per chunk, the cheapest product there is, which only mild gates survive;
-- a token tree computed whole trajectory by whole trajectory, node by node, and level by level in packed calls.
+  and a Python scan: once with decay products in 16-row blocks, exact for every gate like the backend,
+  once with one pair of factors per chunk, the cheapest there is, which only mild gates survive;
+- a token tree computed trajectory by trajectory, node by node, and level by level in packed calls.
 """
 
 from __future__ import annotations
