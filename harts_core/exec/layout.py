@@ -189,10 +189,10 @@ class DeviceLayout:
 
     @classmethod
     def build(cls, layout: UnitLayout, device: torch.device) -> DeviceLayout:
-        """Copy the arrays to the device."""
+        """The arrays on the device; on the CPU they share the layout's memory."""
 
         def tensor(array: npt.NDArray[Any]) -> Tensor:
-            return torch.tensor(array, dtype=torch.int64, device=device)
+            return torch.as_tensor(np.ascontiguousarray(array, np.int64), device=device)
 
         head = layout.head
         return cls(
@@ -288,7 +288,7 @@ def build_unit_layout(bundle: PlanBundle, tree: RolloutTree, unit: int, *, repla
         tokens=rows.tokens[: rows.num_rows],
         positions=rows.positions[: rows.num_rows],
         occurrences=head.occurrences[: rows.num_rows],
-        conv_ancestors=np.where(conv < 0, zero_row, conv),
+        conv_ancestors=np.asfortranarray(np.where(conv < 0, zero_row, conv)),
         packed_rows=packed,
         packed_own=rounds.packed_own,
         rounds=tuple(
@@ -316,9 +316,11 @@ def build_unit_layout(bundle: PlanBundle, tree: RolloutTree, unit: int, *, repla
 def _attention_spans(rows: UnitRows) -> tuple[tuple[AttentionSpan, ...], Int64]:
     """One entry per sequence, and the imported tokens whose keys are read."""
     runs = [rows.ancestor_runs(int(spans[0])) for spans in rows.sequence_spans]
-    every = {run for path in runs for run in path if run[0] >= rows.num_rows}
-    reached = [np.arange(a, b) for a, b in sorted(every)]
-    _, imports = join_imports(np.concatenate(reached) if reached else np.empty(0, np.int64), rows.num_rows)
+    readers = np.zeros(len(rows.tokens) + 1, np.int64)  # differences of the number of reading runs
+    for start, stop in {run for path in runs for run in path}:
+        readers[start] += 1
+        readers[stop] -= 1
+    imports = np.flatnonzero(np.cumsum(readers)[rows.num_rows :])
 
     def move(run: Run) -> Run:
         if run[0] < rows.num_rows:
