@@ -3,9 +3,8 @@
 The chunkwise backend works on buffers [R, W, ·], R = C · H: C chunks, each of W rows, W the smallest power of
 two that holds the chunk length B. Chunks are in step-major order, longest sequence first: step i of the
 scan holds chunk i of every sequence that has one, so each step is one slice of every buffer, and a scan
-over sequences of different lengths costs no masks and no indexing. Rows that hold no token are zero (q
-= k = v = 0, g = 0, β = 0): they leave the state as it is and add exact zeros to the rows of real
-tokens.
+over sequences of different lengths costs no masks and no indexing. Rows that hold no token are all zero:
+they leave the state as it is and add exact zeros to the rows of real tokens.
 """
 
 from __future__ import annotations

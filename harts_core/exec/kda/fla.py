@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harts_core.errors import ExecError, MissingBackendError
 from harts_core.exec.kda.call import KdaCall, prepare_state
+from harts_core.exec.kda.chunkwise import kda_chunkwise
 
 MINIMUM_FLA = (0, 6, 0)
 """Earlier versions let gates of later tokens leak into a chunk's scores by rounding."""
@@ -81,8 +82,8 @@ def kda_fla(
             "The KDA backend 'fla' computes in float32 and bfloat16 only, got float64.",
             hint='Choose runtime.backend = "torch" for float64 runs.',
         )
-    if call.num_tokens == 0:
-        return v_THV, initial
+    if call.num_tokens == 0:  # no kernel to launch; the graph stays connected
+        return kda_chunkwise(q_THK, k_THK, v_THV, g_THK, beta_TH, call, initial)
     from harts_core.exec.kda.fla_chunk import run_kernels
 
     return run_kernels(q_THK, k_THK, v_THV, g_THK, beta_TH, initial, call)

@@ -44,7 +44,9 @@ def kda_naive(
             t += 1
         finals.append(S_HKV)
     returned = [states[b] for b in call.boundaries] + [finals[n] for n in call.finals]
-    # The empty slices keep the graph connected where a call has no tokens or returns no states.
-    o_THV = torch.stack(outputs) if outputs else v
+    if outputs:
+        o_THV = torch.stack(outputs)
+    else:  # a call without tokens keeps its graph: every input has a gradient, on every rank
+        o_THV = v * ((q * k * g_THK).sum(-1) * beta_TH)[:, :, None]
     states_MHKV = torch.stack(returned) if returned else initial[:0]
     return o_THV.to(v_THV.dtype), states_MHKV

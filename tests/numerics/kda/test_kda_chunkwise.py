@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from harts_core.exec.kda import KdaCall, kda_chunkwise, kda_naive
+from harts_core.exec.kda import KdaCall, kda_chunkwise, kda_fla, kda_naive
 from tests.numerics.kda.comparison import call_inputs, relative_errors, values_and_gradients
 
 LENGTHS = (1, 2, 3, 63, 64, 65, 200)
@@ -104,8 +104,9 @@ def test_packed_sequences_do_not_see_each_other() -> None:
             assert torch.equal(seen[name][keep], value[keep]), name
 
 
-@pytest.mark.parametrize("backend", [kda_chunkwise, kda_naive])
-def test_an_empty_call_runs_forward_and_backward(backend) -> None:
+@pytest.mark.parametrize("backend", [kda_chunkwise, kda_naive, kda_fla])
+def test_an_empty_call_runs_forward_and_backward(backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harts_core.exec.kda.fla.require_fla", lambda: None)  # launches nothing
     call = KdaCall(lengths=(), chunk=64)
     inputs = call_inputs(np.random.default_rng(0), call, H=2, K=4, V=3, dtype=torch.float32)
     values = values_and_gradients(backend, inputs, call)
@@ -116,6 +117,10 @@ def test_an_empty_call_runs_forward_and_backward(backend) -> None:
         (0, 2, 3),
         (0, 2, 4, 3),
     ]
+    leaves = [x.requires_grad_() for x in inputs]
+    o, states = backend(*leaves[:5], call, leaves[5])
+    (o.sum() + states.sum()).backward()
+    assert all(x.grad is not None for x in leaves)
 
 
 @pytest.mark.parametrize("backend", [kda_chunkwise, kda_naive])
