@@ -40,7 +40,7 @@ class PlanOptions:
     cost_model: CostModel = field(default_factory=lambda: PRESETS[DEFAULT_COST_MODEL])
     producer_capacity: int | None = None
     max_live_producers: int = 2
-    effort: int = 1
+    effort: int = 2
     time_budget_s: float = 0.0
     on_too_long: str = "error"
 

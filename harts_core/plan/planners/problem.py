@@ -67,7 +67,7 @@ class PlanProblem:
         producer_capacity: int | None = None,
         max_live_producers: int = 2,
         cost_model: CostModel = PRESETS[DEFAULT_COST_MODEL],
-        effort: int = 1,
+        effort: int = 2,
         time_budget_s: float = 0.0,
     ) -> PlanProblem:
         """The problem of placing some rows of a tree; ``producer_capacity`` None: the capacity."""

@@ -73,8 +73,8 @@ def anneal_nested(
 ) -> Int32:
     """Anneal the assignment of items to finest bins towards the least cost.
 
-    Of the assignments that the search ends its stages with, the one is returned whose largest bin of the
-    first level is the smallest.
+    Of the assignments that the search ends its stages with, the one with the least bins·max + Σ of the
+    tokens of the first level's bins is returned: what a step pays when it is even, and what it computes.
 
     Args:
         length, lcp: int [L], items in lexicographic order.
@@ -121,9 +121,9 @@ def _anneal(
     bins: Any, n: int, above: Any, costs: Any, least_items: Any, temperatures: Any, moves: int, state: Any,
     logarithms: Any,
 ) -> Any:  # fmt: skip
-    """The assignment whose largest bin of the first level is the smallest, of those at the stages' ends."""
+    """The assignment with the least bins·max + Σ of the first level's tokens, of those at the stages' ends."""
     first, num_first = len(least_items), above[1].max() + 1 - len(least_items)
-    best, best_largest = bins.of[:n].copy(), np.int64(2) ** 62
+    best, best_paid = bins.of[:n].copy(), np.int64(2) ** 62
     moved, returned = np.empty(MAX_GROUP + 1, np.int64), np.empty(MAX_GROUP + 1, np.int64)
     for temperature in temperatures:
         for _ in range(moves):
@@ -157,9 +157,10 @@ def _anneal(
                 _exchange(bins, n, above, moved, count, returned, back, a, b, near_a, hint)
             elif not accepted and not alone:
                 _exchange(bins, n, above, moved, count, returned, back, b, a, hint, near_a)
-        largest = bins.load[first : first + num_first].max()
-        if largest < best_largest:
-            best_largest = largest
+        loads = bins.load[first : first + num_first]
+        paid = num_first * loads.max() + loads.sum()
+        if paid < best_paid:
+            best_paid = paid
             best[:] = bins.of[:n]
     return best
 

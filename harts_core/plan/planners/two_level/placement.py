@@ -23,7 +23,7 @@ CELL_STIFFNESS, CELL_WEIGHT = 10, 4
 its outer producer."""
 HOT_TOKENS, COLD_TOKENS = 2000, 20
 """Temperatures at the start and the end, for a capacity of 65,536 tokens."""
-CELL_MOVES, PACKING_MOVES = 600, 200
+CELL_MOVES, PACKING_MOVES = 400, 200
 """Annealing moves per item."""
 
 
@@ -89,7 +89,7 @@ def _anneal_cells(
             of_finest=cells // windows,
             target=np.full(dp, max(1, tokens // dp)),
             weight=WEIGHT,
-            stiffness=max(1, REPLICA_STIFFNESS * 8 // max(8, dp)),
+            stiffness=max(1, REPLICA_STIFFNESS * 64 // max(8, dp) ** 2),
         )
     ]
     if windows > 1:

@@ -95,7 +95,7 @@ def window_counts(problem: PlanProblem, items: Items) -> list[int]:
     slots = tokens / (problem.dp * problem.capacity)
     most = max(1, len(items.length) // (2 * problem.dp))
     likely = round(slots / SLOTS_PER_WINDOW)
-    counts = [min(most, max(1, n)) for n in (likely, likely * 2, likely // 2, 1)]
+    counts = [min(most, max(1, n)) for n in (likely, likely + 1, likely - 1, likely * 2)]
     return list(dict.fromkeys(counts))
 
 
