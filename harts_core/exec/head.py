@@ -1,12 +1,13 @@
-"""Log-probabilities of the trained positions, without ever holding C × V or S × V logits.
+"""Log-probabilities and entropies of the trained positions, never holding C × V or S × V logits.
 
-λ = z[row, label] − logsumexp(z[row, :]). Logits are made only for rows that predict a trained position, block
-by block; the backward pass makes them again. A (row, label) pair that several trajectories share is computed
-once.
+λ = z[row, label] − logsumexp(z[row, :]) and H = −Σ_v p_v · log p_v with p = softmax(z[row, :]). Logits are
+made only for rows that predict a trained position, block by block; the backward pass makes them again. A
+(row, label) pair that several trajectories share is computed once, and a row's entropy is.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,19 @@ BLOCK_ROWS = 1024
 """Default rows of logits that exist at a time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOutput:
+    """What an objective reads of the model's distributions, position by position.
+
+    Attributes:
+        logprobs: λ [n] in the state dtype, ordered by (row, position).
+        entropy: H [n], nats, of the distribution that each position was predicted from; None: not asked for.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+
+
 def unit_logprobs(
     model: HybridModel,
     hidden_CH: Tensor,
@@ -29,7 +43,20 @@ def unit_logprobs(
     *,
     imported_hidden: Tensor | None = None,
 ) -> Tensor:
-    """λ of every trained position that the unit evaluates.
+    """λ of every trained position that the unit evaluates: ``unit_head`` without entropies."""
+    return unit_head(model, hidden_CH, layout, block_rows, imported_hidden=imported_hidden).logprobs
+
+
+def unit_head(
+    model: HybridModel,
+    hidden_CH: Tensor,
+    layout: UnitLayout | DeviceLayout,
+    block_rows: int = BLOCK_ROWS,
+    *,
+    imported_hidden: Tensor | None = None,
+    entropy: bool = False,
+) -> HeadOutput:
+    """λ, and H if asked for, of every trained position that the unit evaluates.
 
     Args:
         model: gives the output matrix.
@@ -37,10 +64,11 @@ def unit_logprobs(
         layout: the unit's layout.
         block_rows: rows of logits that exist at a time.
         imported_hidden: final hidden states of the layout's hidden imports, in its order.
+        entropy: whether the entropies are needed; they cost one more block of V columns in memory.
 
     Returns:
-        [n] in float32 (float64 in a float64 run), ordered by (row, position): ``layout.trained_row`` and
-        ``layout.trained_index`` say which. Differentiable in the hidden states and the output matrix.
+        [n] each, in float32 (float64 in a float64 run), ordered by (row, position): ``layout.trained_row``
+        and ``layout.trained_index`` say which. Differentiable in the hidden states and the output matrix.
 
     Raises:
         ExecError: the layout needs other imported hidden states than were given.
@@ -59,46 +87,65 @@ def unit_logprobs(
         hidden_CH = torch.cat([hidden_CH, imported_hidden])
     rows = hidden_CH.index_select(0, device.head_rows)
     weight = model.lm_head.weight
-    labels: Tensor = _LabelLogprobs.apply(rows, weight, device, block_rows)  # type: ignore[no-untyped-call]
-    return labels.index_select(0, device.trained_label)
+    outputs: tuple[Tensor, Tensor | None]
+    outputs = _Head.apply(rows, weight, device, block_rows, entropy)  # type: ignore[no-untyped-call]
+    labels, row_entropy = outputs
+    logprobs = labels.index_select(0, device.trained_label)
+    if row_entropy is None:
+        return HeadOutput(logprobs=logprobs)
+    row = device.head_label_row.index_select(0, device.trained_label)
+    return HeadOutput(logprobs=logprobs, entropy=row_entropy.index_select(0, row))
 
 
-class _LabelLogprobs(torch.autograd.Function):
-    """hidden [R, D], weight [V, D] → λ of each label [L], in the state dtype."""
+class _Head(torch.autograd.Function):
+    """hidden [R, D], weight [V, D] → λ of each label [L] and, if asked for, H of each row [R]."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, device: DeviceLayout, block_rows: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, device: DeviceLayout, block_rows: int, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         dtype = state_dtype(hidden.dtype)
         lse = hidden.new_empty(len(hidden), dtype=dtype)
         out = hidden.new_empty(len(device.head_labels), dtype=dtype)
+        row_entropy = torch.empty_like(lse) if entropy else None
         for rows, labels in _blocks(device, block_rows):
             logits = (hidden[rows] @ weight.t()).to(dtype)
             lse[rows] = torch.logsumexp(logits, -1)
             local = device.head_label_row[labels] - rows.start
             out[labels] = logits[local, device.head_labels[labels]] - lse[rows][local]
-        ctx.save_for_backward(hidden, weight, lse)
+            if row_entropy is not None:
+                logp = logits.sub_(lse[rows].unsqueeze(-1))
+                row_entropy[rows] = -torch.linalg.vecdot(logp.exp(), logp)
+        ctx.save_for_backward(hidden, weight, lse, row_entropy)
         ctx.device, ctx.block_rows = device, block_rows
-        return out
+        return out, row_entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """∂λ/∂z = onehot(label) − softmax(z): a row's gradient is its labels' minus their sum × softmax."""
-        hidden, weight, lse = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """∂λ/∂z = onehot(label) − p and ∂H/∂z = −p · (log p + H).
+
+        So a row's gradient is its labels' minus p · (their sum + g_H · (log p + H)).
+        """
+        hidden, weight, lse, row_entropy = ctx.saved_tensors
         device: DeviceLayout = ctx.device
-        grad = grads[0]
+        grad = lse.new_zeros(len(device.head_labels)) if grads[0] is None else grads[0]
         dhidden = torch.empty_like(hidden)
         dweight = torch.zeros_like(weight, dtype=lse.dtype)
         for rows, labels in _blocks(device, ctx.block_rows):
-            dlogits = (hidden[rows] @ weight.t()).to(lse.dtype)
-            dlogits.sub_(lse[rows].unsqueeze(-1)).exp_()
+            logp = (hidden[rows] @ weight.t()).to(lse.dtype).sub_(lse[rows].unsqueeze(-1))
             local = device.head_label_row[labels] - rows.start
-            total = lse.new_zeros(len(dlogits)).index_add_(0, local, grad[labels])
-            dlogits.mul_(-total.unsqueeze(-1))
+            total = lse.new_zeros(len(logp)).index_add_(0, local, grad[labels])
+            if row_entropy is not None and grads[1] is not None:
+                slope = grads[1][rows].unsqueeze(-1)
+                factor = (logp + row_entropy[rows].unsqueeze(-1)).mul_(slope).add_(total.unsqueeze(-1))
+                dlogits = logp.exp_().mul_(factor.neg_())
+            else:
+                dlogits = logp.exp_().mul_(-total.unsqueeze(-1))
             dlogits.index_put_((local, device.head_labels[labels]), grad[labels], accumulate=True)
             dlogits = dlogits.to(hidden.dtype)
             torch.mm(dlogits, weight, out=dhidden[rows])
             dweight += dlogits.t() @ hidden[rows]
-        return dhidden, dweight.to(weight.dtype), None, None
+        return dhidden, dweight.to(weight.dtype), None, None, None
 
 
 def _blocks(device: DeviceLayout, block_rows: int) -> list[tuple[slice, slice]]:

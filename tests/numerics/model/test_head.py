@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harts_core.exec.head import unit_logprobs
+from harts_core.exec.head import unit_head, unit_logprobs
 from harts_core.exec.layout import build_unit_layout
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
@@ -45,6 +45,32 @@ def test_values_and_gradients_in_blocks(block_rows: int) -> None:
     for a, b in zip(
         torch.autograd.grad((found * probe).sum(), inputs),
         torch.autograd.grad((want * probe).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 1000])
+def test_entropies_in_blocks(block_rows: int) -> None:
+    tree, layout, model, hidden = build()
+    found = unit_head(model, hidden, layout, block_rows, entropy=True)
+    assert found.entropy is not None
+    assert torch.equal(found.logprobs, unit_logprobs(model, hidden, layout, block_rows))
+    assert unit_head(model, hidden, layout).entropy is None
+    rows = {(int(p), int(t)): r for r, (p, t) in enumerate(zip(layout.positions, layout.tokens, strict=True))}
+    p = torch.softmax(hidden @ model.lm_head.weight.t(), -1)
+    entropy = -(p * p.log()).sum(-1)
+    before = [tree.tokens(int(r)) for r in layout.trained_row]
+    source = [rows[int(i), int(t[i])] for i, t in zip(layout.trained_index, before, strict=True)]
+    want = entropy[source]
+    torch.testing.assert_close(found.entropy, want, rtol=1e-12, atol=1e-12)
+    generator = torch.Generator().manual_seed(1)
+    probes = torch.randn(2, len(want), generator=generator, dtype=torch.float64)
+    labels = [int(t[i + 1]) for i, t in zip(layout.trained_index, before, strict=True)]
+    inputs = [hidden, model.lm_head.weight]
+    for a, b in zip(
+        torch.autograd.grad((found.entropy * probes[0] + found.logprobs * probes[1]).sum(), inputs),
+        torch.autograd.grad((want * probes[0] + p[source, labels].log() * probes[1]).sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
