@@ -92,7 +92,8 @@ class UnitLayout:
         unit: its id in the bundle.
         num_rows: C, compact tokens that it computes.
         tokens, positions: int64 [C], token ids and positions in the trajectory.
-        occurrences: int64 [C], q_c: semantic positions that this unit evaluates at each own token.
+        occurrences: int64 [C], q_c: semantic positions of the step at each own token, whichever unit
+            evaluates them; over all units of a plan they sum to the original tokens.
         conv_ancestors: int64 [C, 3], rows of the nearest three ancestors, the farthest first, over
             [own | conv imports | zero row].
         packed_rows: int64 [P], rows of all rounds' packed tokens one after the other, replay included, over
@@ -150,6 +151,10 @@ class UnitLayout:
         if device not in self._devices:
             self._devices[device] = DeviceLayout.build(self, device)
         return self._devices[device]
+
+    def forget_devices(self) -> None:
+        """Drop the device copies, which point back here: without that cycle a layout is freed at once."""
+        self._devices.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.exec.layout_rows import UnitRows
-from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.bundle import NONE, PlanBundle
 from harts_core.trees.rollout_tree import RolloutTree
 
 Int64 = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class HeadLayout:
         trained_label: int64 [n], for each trained position of the unit its index into ``labels``.
         trained_row: int64 [n], its tree row; the positions are ordered by (row, position).
         trained_index: int64 [n], which of the row's trained positions it is.
-        occurrences: int64 [C + I], semantic positions that the unit evaluates at each token.
+        occurrences: int64 [C], semantic positions of the step at each own token.
     """
 
     rows: Int64
@@ -50,11 +50,9 @@ def build_head_layout(bundle: PlanBundle, tree: RolloutTree, unit: int, rows: Un
     label: list[Int64] = [np.empty(0, np.int64)]
     tree_row: list[Int64] = [np.empty(0, np.int64)]
     index: list[Int64] = [np.empty(0, np.int64)]
-    change = np.zeros(len(rows.tokens) + 1, np.int64)
     for line in np.flatnonzero(table.unit == unit):
         start, stop, row = int(table.start[line]), int(table.stop[line]), int(table.row[line])
         path = np.array(rows.path(int(table.span[line])))
-        _count(change, rows, path, start, stop)
         trained = tree.trained_positions(row).astype(np.int64)
         mine = np.flatnonzero((trained >= start) & (trained < stop))
         source.append(_rows_at(rows, path, trained[mine] - 1))
@@ -73,7 +71,7 @@ def build_head_layout(bundle: PlanBundle, tree: RolloutTree, unit: int, rows: Un
         trained_label=trained_label.astype(np.int64),
         trained_row=np.concatenate(tree_row),
         trained_index=np.concatenate(index),
-        occurrences=np.cumsum(change[:-1]),
+        occurrences=_occurrences(bundle, unit, rows),
     )
 
 
@@ -83,11 +81,25 @@ def _rows_at(rows: UnitRows, path: Int64, positions: Int64) -> Int64:
     return np.asarray(rows.span_row[span] + positions - rows.span_start[span])
 
 
-def _count(change: Int64, rows: UnitRows, path: Int64, start: int, stop: int) -> None:
-    """Add one occurrence to positions [start, stop) of a path; ``change`` holds differences of the counts."""
-    low = np.maximum(rows.span_start[path], start)
-    high = np.minimum(rows.span_stop[path], stop)
-    path, low, high = path[low < high], low[low < high], high[low < high]
-    offset = rows.span_row[path] - rows.span_start[path]
-    np.add.at(change, offset + low, 1)
-    np.add.at(change, offset + high, -1)
+def _occurrences(bundle: PlanBundle, unit: int, rows: UnitRows) -> Int64:
+    """How often trajectories pass through the unit's own tokens, in its assignments and its importers'."""
+    spans, table = bundle.spans, bundle.assignments
+    change = np.zeros(rows.num_rows + 1, np.int64)  # differences of the counts
+    for reader in np.unique(spans.unit[spans.owner == unit]):
+        lines = slice(bundle.span_offsets[reader], bundle.span_offsets[reader + 1])
+        mine, source = spans.owner[lines] == unit, spans.owner_span[lines]
+        parent, span_start, span_stop = (c[lines] for c in (spans.parent, spans.start, spans.stop))
+        for line in np.flatnonzero(table.unit == reader):
+            span, found = int(table.span[line]), []
+            while span != NONE:
+                if mine[span]:
+                    found.append(span)
+                span = int(parent[span])
+            path = np.array(found, np.int64)
+            low = np.maximum(span_start[path], table.start[line])
+            high = np.minimum(span_stop[path], table.stop[line])
+            path, low, high = path[low < high], low[low < high], high[low < high]
+            offset = rows.span_row[source[path]] - rows.span_start[source[path]]
+            np.add.at(change, offset + low, 1)
+            np.add.at(change, offset + high, -1)
+    return np.cumsum(change[:-1])

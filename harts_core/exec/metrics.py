@@ -25,8 +25,9 @@ class StepMetrics:
         original_tokens: S, token occurrences of the step's trajectories.
         compact_tokens: tokens computed.
         trained_positions: log-probabilities in the loss.
-        units: consumers executed.
+        units: units executed, consumers and producers.
         rounds: packed linear-attention calls per KDA layer.
+        interface_bytes: most bytes held at a time for units that import: shared rows and their gradients.
         seconds: clock time of the step.
         tokens_per_s: original tokens per second.
         objective: the objective's own metrics.
@@ -41,6 +42,7 @@ class StepMetrics:
     trained_positions: int
     units: int
     rounds: int
+    interface_bytes: int
     seconds: float
     tokens_per_s: float
     objective: dict[str, float]

@@ -1,16 +1,18 @@
-"""One training step's data: consumers in order, step-wide counts, metadata of the trained positions."""
+"""One optimizer step's data: units, the order of their work, step-wide counts, metadata of the positions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.errors import DataError, ExecError, InvalidPlanError
+from harts_core.errors import DataError, InvalidPlanError
 from harts_core.exec.objectives.protocol import Column, ObjectiveBatch, StepTotals
-from harts_core.plan.bundle import CONSUMER, PlanBundle
+from harts_core.exec.schedule import Event, minibatch_units, unit_events, unit_links
+from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.validate import validate_plan
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
@@ -25,11 +27,16 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepData:
-    """A validated plan joined with its tree, ready for the trainer. Make it with ``build_step_data``.
+    """One optimizer step: a validated plan, or a minibatch of it, joined with its tree.
+
+    Make it with ``build_step_data`` or ``build_minibatches``.
 
     Attributes:
         bundle, tree: the plan and the rollout tree that it is for.
-        consumers: unit ids in execution order: slot by slot, in a slot replica by replica.
+        units: unit ids of the step, replica after replica, in forward order.
+        events: when each unit runs forward and backward and is freed.
+        original_tokens: token occurrences that the step evaluates.
+        rounds: packed linear-attention calls of its units, per layer.
         totals: counts over the whole step.
         row_tokens: int64 [N], trained positions of each tree row that the step evaluates; 0 for the others.
         group: int64 [N], group index of each row; −1 where the row is not trained.
@@ -39,7 +46,10 @@ class StepData:
 
     bundle: PlanBundle
     tree: RolloutTree
-    consumers: tuple[int, ...]
+    units: tuple[int, ...]
+    events: tuple[Event, ...]
+    original_tokens: int
+    rounds: int
     totals: StepTotals
     row_tokens: Int64
     group: Int64
@@ -81,7 +91,7 @@ class StepData:
 def build_step_data(
     bundle: PlanBundle, tree: RolloutTree, columns: tuple[Column, ...], *, vocab_size: int
 ) -> StepData:
-    """Validate a plan against its tree and collect what a training step needs. Imports no torch.
+    """Validate a plan against its tree and collect what one optimizer step on it needs. Imports no torch.
 
     Args:
         bundle: the plan.
@@ -91,9 +101,40 @@ def build_step_data(
 
     Raises:
         InvalidPlanError: the plan is of another tree, or breaks a rule of its format.
-        ExecError: the plan shares tokens between units, which this version does not execute.
         DataError: a needed column is absent or null in a trained row, nothing is trained, or the tree has
             token ids that the model lacks.
+    """
+    return build_minibatches(bundle, tree, columns, vocab_size=vocab_size, num_minibatches=1)[0]
+
+
+def build_minibatches(
+    bundle: PlanBundle,
+    tree: RolloutTree,
+    columns: tuple[Column, ...],
+    *,
+    vocab_size: int,
+    num_minibatches: int,
+) -> list[StepData]:
+    """``build_step_data`` for a plan whose slots are split, in order, into several optimizer steps.
+
+    Every minibatch has its own normalisers, as an optimizer step of PPO does.
+
+    Raises:
+        InvalidPlanError, DataError: as ``build_step_data``.
+        ConfigError: sharing between the slots does not allow that many minibatches.
+    """
+    check_plan_fits(bundle, tree, vocab_size=vocab_size)
+    links = unit_links(bundle)
+    parts = minibatch_units(bundle, links, num_minibatches)
+    return [_step_data(bundle, tree, columns, units, unit_events(links, units)) for units in parts]
+
+
+def check_plan_fits(bundle: PlanBundle, tree: RolloutTree, *, vocab_size: int) -> None:
+    """Check that a plan can run on a tree with a model of this vocabulary.
+
+    Raises:
+        InvalidPlanError: the plan is of another tree, or breaks a rule of its format.
+        DataError: the tree has token ids that the model lacks.
     """
     largest = int(tree.suffix.values.max())
     if largest >= vocab_size:
@@ -103,28 +144,36 @@ def build_step_data(
         )
     check_tree_of(bundle, tree)
     validate_plan(bundle, tree)
-    if np.any(bundle.spans.owner != bundle.spans.unit) or np.any(bundle.units.kind != CONSUMER):
-        raise ExecError(
-            "the plan has units that use tokens of other units; this version executes plans without them",
-            where=f"planner {bundle.planner}",
-            hint="plan with --planner harts-l1 or expanded",
-        )
-    rows = np.unique(bundle.assignments.row)
+
+
+def _step_data(
+    bundle: PlanBundle,
+    tree: RolloutTree,
+    columns: tuple[Column, ...],
+    units: Sequence[int],
+    events: tuple[Event, ...],
+) -> StepData:
+    table, calls = bundle.assignments, bundle.sequences
+    mine = np.flatnonzero(np.isin(table.unit, units))
+    rows = np.unique(table.row[mine])
     row_tokens = np.zeros(tree.num_rows, np.int64)
     row_tokens[rows] = tree.trained_counts[rows]
     trained = np.flatnonzero(row_tokens)
     if not len(trained):
         raise DataError(
-            "no trajectory of the plan has a trained position", hint="check loss_spans in the tree"
+            "no trajectory of the step has a trained position", hint="check loss_spans in the tree"
         )
     names, numbers = np.unique(np.array(tree.group_id, object)[trained].astype(str), return_inverse=True)
     group = np.full(tree.num_rows, -1, np.int64)
     group[trained] = numbers
-    units = bundle.units
+    rounds = np.stack([calls.unit, calls.round])[:, np.isin(calls.unit, units)]
     return StepData(
         bundle=bundle,
         tree=tree,
-        consumers=tuple(np.lexsort((units.replica, units.slot)).tolist()),
+        units=tuple(units),
+        events=events,
+        original_tokens=int((table.stop[mine].astype(np.int64) - table.start[mine]).sum()),
+        rounds=np.unique(rounds, axis=1).shape[1],
         totals=StepTotals(tokens=int(row_tokens.sum()), sequences=len(trained), groups=len(names)),
         row_tokens=row_tokens,
         group=group,

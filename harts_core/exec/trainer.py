@@ -1,27 +1,29 @@
-"""Training steps: every consumer's forward, objective and backward, then one optimizer update.
+"""Training steps: every unit's forward, objective and backward, then one optimizer update.
 
-One process runs the consumers of all replicas one after another, slot by slot. Normalisers are step-wide, so
-the accumulated gradients do not depend on how the plan cut the step into microbatches.
+One process runs all replicas one after another, each in its forward order, so that the interfaces of one
+replica live at a time. Normalisers are step-wide: the accumulated gradients do not depend on how the plan cut
+the step into microbatches.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from harts_core.errors import NonFiniteError
 from harts_core.exec.config import Recompute
 from harts_core.exec.head import unit_logprobs
-from harts_core.exec.layout import UnitLayout, build_unit_layout
+from harts_core.exec.layout import UnitLayout
 from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import MetricSum, Objective
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.step_data import StepData, build_step_data
 from harts_core.exec.unit import unit_hidden
+from harts_core.exec.windows import ExecutionCounts, UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
 from harts_core.progress import Progress, no_progress
 from harts_core.trees.rollout_tree import RolloutTree
@@ -32,14 +34,16 @@ class StepLoss:
     """The loss of a step whose gradients have been accumulated.
 
     Attributes:
-        loss: sum of the consumers' contributions.
+        loss: sum of the units' contributions.
         grad_norm: global norm of the accumulated gradients.
         metrics: the objective's metrics, means over the step.
+        counts: what was executed.
     """
 
     loss: float
     grad_norm: float
     metrics: dict[str, float]
+    counts: ExecutionCounts
 
 
 class Trainer:
@@ -75,7 +79,7 @@ class Trainer:
         """Validate a plan and join it with its tree, once for any number of steps on it.
 
         Raises:
-            InvalidPlanError, ExecError, DataError: see ``build_step_data``.
+            InvalidPlanError, DataError: see ``build_step_data``.
         """
         return build_step_data(bundle, tree, self.objective.columns, vocab_size=self.model.config.vocab_size)
 
@@ -94,19 +98,19 @@ class Trainer:
         rate = self.optimizer.step(self.steps_done, result.grad_norm)
         self.steps_done += 1
         seconds = time.perf_counter() - start
-        plan = data.bundle.metrics
         return StepMetrics(
             step=self.steps_done,
             loss=result.loss,
             grad_norm=result.grad_norm,
             lr=rate,
-            original_tokens=int(plan["original_tokens"]),
-            compact_tokens=int(data.bundle.units.computed_tokens.sum()),
+            original_tokens=data.original_tokens,
+            compact_tokens=int(data.bundle.units.computed_tokens[list(data.units)].sum()),
             trained_positions=data.totals.tokens,
-            units=len(data.consumers),
-            rounds=int(plan["num_rounds"]),
+            units=len(data.units),
+            rounds=data.rounds,
+            interface_bytes=result.counts.peak_bytes,
             seconds=seconds,
-            tokens_per_s=plan["original_tokens"] / seconds,
+            tokens_per_s=data.original_tokens / seconds,
             objective=result.metrics,
         )
 
@@ -117,47 +121,78 @@ class Trainer:
             NonFiniteError: as ``step_on``; all gradients are forgotten.
         """
         self.optimizer.zero_grad()
-        loss, norm = 0.0, 0.0
-        sums: dict[str, list[float]] = {}
-        for done, unit in enumerate(data.consumers):
-            progress("units", done, len(data.consumers))
-            layout = build_unit_layout(data.bundle, data.tree, unit)
-            if not len(layout.trained_row):
-                continue  # it adds nothing to the loss
-            value, metrics = self._run_unit(data, layout)
-            norm = self.optimizer.grad_norm()
-            if not (math.isfinite(value) and math.isfinite(norm)):
-                self.optimizer.zero_grad()
-                what = "a gradient" if math.isfinite(value) else "the loss"
-                raise NonFiniteError(
-                    f"{what} is not finite; nothing was updated",
-                    where=f"step {self.steps_done + 1}, unit {unit}, rows {_some_rows(data, unit)}",
-                    hint="look at these rows' log-probs and advantages; lower the learning rate",
-                )
-            loss += value
-            for name, metric in metrics.items():
-                total = sums.setdefault(name, [0.0, 0.0])
-                total[0] += float(metric.total)
-                total[1] += float(metric.count)
-        progress("units", len(data.consumers), len(data.consumers))
-        means = {name: total / count for name, (total, count) in sums.items() if count}
-        return StepLoss(loss=loss, grad_norm=norm, metrics=means)
+        sums = _StepSums()
+        executor = UnitExecutor(
+            self.model,
+            data.bundle,
+            data.tree,
+            lambda forward: self._loss(data, forward, sums),
+            recompute=self.recompute,
+        )
+        norm, done = 0.0, 0
+        progress("units", done, len(data.units))
+        for event in data.events:
+            executor.run(event)
+            if event.kind == "backward":
+                done += 1
+                progress("units", done, len(data.units))
+                norm = self.optimizer.grad_norm()
+                if not math.isfinite(norm):
+                    raise self._not_finite(data, event.unit, "a gradient")
+        return StepLoss(loss=sums.loss, grad_norm=norm, metrics=sums.means(), counts=executor.counts)
 
     def logprobs(self, layout: UnitLayout) -> Tensor:
-        """λ of a unit's trained positions, ordered by (row, position), differentiable."""
+        """λ of the trained positions of a unit without imports, by (row, position), differentiable."""
         hidden = unit_hidden(self.model, layout, recompute=self.recompute)
         return unit_logprobs(self.model, hidden, layout, block_rows=self.head_block_rows)
 
-    def _run_unit(self, data: StepData, layout: UnitLayout) -> tuple[float, dict[str, MetricSum]]:
-        """Forward and backward of one consumer; a loss that is not finite has no backward."""
-        output = self.objective(data.batch(layout, self.logprobs(layout)))
+    def _loss(self, data: StepData, forward: UnitForward, sums: _StepSums) -> Tensor | None:
+        """One unit's contribution to the step's loss; None where it evaluates no trained position."""
+        if not len(forward.layout.trained_row):
+            return None
+        logprobs = unit_logprobs(
+            self.model,
+            forward.hidden,
+            forward.layout,
+            block_rows=self.head_block_rows,
+            imported_hidden=forward.imported_hidden,
+        )
+        output = self.objective(data.batch(forward.layout, logprobs))
         value = float(output.loss.detach())
-        if math.isfinite(value):
-            output.loss.backward()  # type: ignore[no-untyped-call]
-        return value, output.metrics
+        if not math.isfinite(value):
+            raise self._not_finite(data, forward.layout.unit, "the loss")
+        sums.add(value, output.metrics)
+        return output.loss
+
+    def _not_finite(self, data: StepData, unit: int, what: str) -> NonFiniteError:
+        """The error, after forgetting all gradients."""
+        self.optimizer.zero_grad()
+        return NonFiniteError(
+            f"{what} is not finite; nothing was updated",
+            where=f"step {self.steps_done + 1}, unit {unit}{_some_rows(data, unit)}",
+            hint="look at these rows' log-probs and advantages; lower the learning rate",
+        )
+
+
+@dataclass(slots=True)
+class _StepSums:
+    """The step's loss and metrics as they add up."""
+
+    loss: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, loss: float, metrics: dict[str, MetricSum]) -> None:
+        self.loss += loss
+        for name, metric in metrics.items():
+            total = self.metrics.setdefault(name, [0.0, 0.0])
+            total[0] += float(metric.total)
+            total[1] += float(metric.count)
+
+    def means(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self.metrics.items() if count}
 
 
 def _some_rows(data: StepData, unit: int, shown: int = 5) -> str:
     rows = data.bundle.assignments.row[data.bundle.assignments.unit == unit].tolist()
     more = ", …" if len(rows) > shown else ""
-    return ", ".join(map(str, rows[:shown])) + more
+    return f", rows {', '.join(map(str, rows[:shown]))}{more}" if rows else ""

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from harts_core.exec.layout import DeviceLayout, UnitLayout
 from harts_core.exec.model.decoder import HybridModel, Recompute, UnitOutput
-from harts_core.exec.model.interface import UnitInterface
+from harts_core.exec.model.interface import LayerImports
 
 
 def unit_hidden(
     model: HybridModel,
     layout: UnitLayout | DeviceLayout,
-    imports: UnitInterface | None = None,
+    imports: LayerImports | None = None,
     recompute: Recompute = "none",
 ) -> Tensor:
     """The final hidden states of a unit's own tokens.

@@ -130,6 +130,7 @@ def test_training_files_fit() -> None:
         trained_positions=4,
         units=1,
         rounds=2,
+        interface_bytes=0,
         seconds=0.1,
         tokens_per_s=100.0,
         objective={"clip_fraction": 0.0, "kl": float("nan")},

@@ -14,7 +14,7 @@ from harts_core.exec.kda import KdaBackend, get_kda_backend, state_dtype
 from harts_core.exec.layout import DeviceLayout, UnitLayout
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model.init import init_weights
-from harts_core.exec.model.interface import ExportRows, LayerInterface, UnitInterface
+from harts_core.exec.model.interface import ExportRows, LayerImports, LayerInterface, UnitInterface
 from harts_core.exec.model.kda_layer import KdaAttention
 from harts_core.exec.model.mla_layer import MlaAttention, Rotation
 from harts_core.exec.model.mlp import SwiGLU
@@ -140,7 +140,7 @@ class HybridModel(nn.Module):
     def forward(
         self,
         layout: UnitLayout | DeviceLayout,
-        imports: UnitInterface | None = None,
+        imports: LayerImports | None = None,
         *,
         recompute: Recompute = "none",
         export: ExportRows | None = None,
@@ -171,12 +171,14 @@ class HybridModel(nn.Module):
         )
         routing: list[Routing] = []
         exported: list[LayerInterface] = []
-        for i, layer in enumerate(self.model.layers):
-            arguments = (x, device, rotation, imports.layers[i] if imports else None, export)
+        for i in range(len(self.model.layers)):
+            arguments = (i, x, device, rotation, imports, export)
             if recompute == "layer":
-                x, routed, part = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+                x, routed, part = checkpoint(
+                    self._run_layer, *arguments, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x, routed, part = layer(*arguments)
+                x, routed, part = self._run_layer(*arguments)
             if routed is not None:
                 routing.append(routed)
             if part is not None:
@@ -186,3 +188,18 @@ class HybridModel(nn.Module):
         if export is not None:
             interface = UnitInterface(layers=tuple(exported), hidden=hidden.index_select(0, export.hidden))
         return UnitOutput(hidden=hidden, routing=tuple(routing), interface=interface)
+
+    def _run_layer(
+        self,
+        index: int,
+        x_CD: Tensor,
+        device: DeviceLayout,
+        rotation: Rotation,
+        imports: LayerImports | None,
+        export: ExportRows | None,
+    ) -> tuple[Tensor, Routing | None, LayerInterface | None]:
+        """One layer on its imports, which are gathered here and so not kept where the layer is recomputed."""
+        imported = None if imports is None else imports.layer(index)
+        result: tuple[Tensor, Routing | None, LayerInterface | None]
+        result = self.model.layers[index](x_CD, device, rotation, imported, export)
+        return result

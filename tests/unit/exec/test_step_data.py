@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from harts_core.errors import DataError, ExecError, InvalidPlanError
+from harts_core.errors import DataError, InvalidPlanError
 from harts_core.exec.layout import build_unit_layout
 from harts_core.exec.objectives.protocol import Column
 from harts_core.exec.step_data import StepData, build_step_data
@@ -31,7 +31,7 @@ def test_every_trained_position_appears_once_with_its_own_metadata(sharing: str)
     counts = np.zeros(tree.num_rows, np.int64)
     assert tree.old_logprobs is not None
     assert tree.advantages is not None
-    for unit in data.consumers:
+    for unit in data.units:
         layout = build_unit_layout(data.bundle, data.tree, unit)
         batch = data.batch(layout, torch.zeros(len(layout.trained_row), dtype=torch.float64))
         row = batch.rows[batch.sequence].numpy()
@@ -61,12 +61,12 @@ def test_advantages_per_position_are_kept_apart() -> None:
     assert batch.column("advantages").tolist() == [0.5, -1.0, 2.0, 3.0]
 
 
-def test_consumers_run_slot_by_slot_and_replica_by_replica() -> None:
+def test_units_run_replica_by_replica_and_slot_by_slot() -> None:
     tree = random_tree(2, num_rows=12)
     bundle = plan_of(tree, dp=2, slots=3)
     data = prepare(bundle, tree, ())
-    keys = [(int(bundle.units.slot[u]), int(bundle.units.replica[u])) for u in data.consumers]
-    assert keys == [(s, d) for s in range(3) for d in range(2)]
+    keys = [(int(bundle.units.replica[u]), int(bundle.units.slot[u])) for u in data.units]
+    assert keys == [(d, s) for d in range(2) for s in range(3)]
 
 
 def with_column(tree: RolloutTree, **columns: Ragged | None) -> tuple[RolloutTree, PlanBundle]:
@@ -96,7 +96,7 @@ def test_plans_that_cannot_run_are_refused() -> None:
     with pytest.raises(InvalidPlanError):
         prepare(replace(bundle, units=units), tree, ())
     nothing = tree_from_sequences([[1], [2]])
-    with pytest.raises(DataError, match="no trajectory of the plan has a trained position"):
+    with pytest.raises(DataError, match="no trajectory of the step has a trained position"):
         prepare(plan_of(nothing), nothing, ())
 
 
@@ -104,13 +104,3 @@ def test_token_ids_beyond_the_vocabulary_are_refused() -> None:
     tree = random_tree(7, vocab=1000)
     with pytest.raises(DataError, match="the model's vocabulary ends at 199"):
         prepare(plan_of(tree), tree, ())
-
-
-def test_plans_with_producers_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = random_tree(3)
-    bundle = plan_of(tree, slots=2)
-    owner = bundle.spans.owner.copy()
-    owner[-1] = 0
-    monkeypatch.setattr("harts_core.exec.step_data.validate_plan", lambda bundle, tree: None)
-    with pytest.raises(ExecError, match="tokens of other units"):
-        prepare(replace(bundle, spans=replace(bundle.spans, owner=owner)), tree, ())

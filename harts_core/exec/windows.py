@@ -1,0 +1,177 @@
+"""Runs a plan's events: unit forwards and backwards, and the interfaces that live between them.
+
+Which event comes when is decided by ``harts_core.exec.schedule``; here each is carried out. A producer is
+nothing special: it is a unit without loss whose interface others read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harts_core.exec.config import Recompute
+from harts_core.exec.layout import UnitLayout, build_unit_layout
+from harts_core.exec.model.decoder import HybridModel, UnitOutput
+from harts_core.exec.model.moe import Routing
+from harts_core.exec.schedule import Event, UnitLinks, unit_links
+from harts_core.exec.shared import ExportIndex, SharedInterface, UnitImports
+from harts_core.plan.bundle import PlanBundle
+from harts_core.trees.rollout_tree import RolloutTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitForward:
+    """A unit that has run forward.
+
+    Attributes:
+        layout: the unit's.
+        hidden: [C, D], final hidden states of its own rows.
+        imported_hidden: those that its head reads of other units; None where it imports nothing.
+        routing: one entry per layer with experts.
+    """
+
+    layout: UnitLayout
+    hidden: Tensor
+    imported_hidden: Tensor | None
+    routing: tuple[Routing, ...]
+
+
+LossOf = Callable[[UnitForward], Tensor | None]
+"""A unit's own loss: a scalar in its graph, or None where it adds nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ExecutionCounts:
+    """What was executed.
+
+    Attributes:
+        forwards, backwards: calls by unit. A backward is counted where there was something to run back from.
+        live_interfaces, live_bytes: now (values and gathered gradients).
+        peak_interfaces, peak_bytes: the most at any time.
+    """
+
+    forwards: dict[int, int] = field(default_factory=dict)
+    backwards: dict[int, int] = field(default_factory=dict)
+    live_interfaces: int = 0
+    live_bytes: int = 0
+    peak_interfaces: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _LiveUnit:
+    """What a unit keeps between its forward and its backward."""
+
+    loss: Tensor | None
+    interface: SharedInterface | None
+
+
+class UnitExecutor:
+    """Runs units of one plan on one model.
+
+    Args:
+        model: the model.
+        bundle: a validated plan.
+        tree: its rollout tree.
+        loss_of: called once per unit, right after its forward.
+        recompute: activations to recompute in the backward pass.
+        training: False: no graphs; the events must be those of a forward-only pass.
+    """
+
+    def __init__(
+        self,
+        model: HybridModel,
+        bundle: PlanBundle,
+        tree: RolloutTree,
+        loss_of: LossOf,
+        *,
+        recompute: Recompute = "none",
+        training: bool = True,
+    ) -> None:
+        self.model, self.bundle, self.tree = model, bundle, tree
+        self.loss_of, self.recompute, self.training = loss_of, recompute, training
+        self.links: UnitLinks = unit_links(bundle)
+        self.counts = ExecutionCounts()
+        self._layouts: dict[int, UnitLayout] = {}
+        self._live: dict[int, _LiveUnit] = {}
+
+    def run(self, event: Event) -> None:
+        """Carry out one event; events come in the order of ``unit_events``."""
+        match event.kind:
+            case "forward":
+                with torch.set_grad_enabled(self.training):
+                    self._forward(event.unit)
+            case "backward":
+                self._backward(event.unit)
+            case "free":
+                self._free(event.unit)
+        self._count_interfaces()
+
+    def _layout(self, unit: int) -> UnitLayout:
+        """Built when the unit, or one that it imports from, first needs it; kept until the unit is freed."""
+        if unit not in self._layouts:
+            self._layouts[unit] = build_unit_layout(self.bundle, self.tree, unit)
+        return self._layouts[unit]
+
+    def _forward(self, unit: int) -> None:
+        layout, device = self._layout(unit), self.model.device
+        imports = self._imports(layout)
+        readers = [self._layout(reader) for reader in self.links.importers[unit]]
+        index = ExportIndex.build(layout, readers) if readers else None
+        output: UnitOutput = self.model(
+            layout,
+            imports,
+            recompute=self.recompute if self.training else "none",
+            export=None if index is None else index.to(device),
+        )
+        result = UnitForward(
+            layout=layout,
+            hidden=output.hidden,
+            imported_hidden=None if imports is None else imports.hidden(),
+            routing=output.routing,
+        )
+        loss = self.loss_of(result)
+        interface = None
+        if index is not None and output.interface is not None:
+            interface = SharedInterface.of(index, output.interface)
+        self._live[unit] = _LiveUnit(loss=loss, interface=interface)
+        self.counts.forwards[unit] = self.counts.forwards.get(unit, 0) + 1
+
+    def _imports(self, layout: UnitLayout) -> UnitImports | None:
+        owners = []
+        for owner in self.links.owners[layout.unit]:
+            interface = self._live[owner].interface
+            assert interface is not None  # an owner's importers are known before its forward
+            owners.append((self._layout(owner), interface))
+        return UnitImports(layout, owners, self.model.device) if owners else None
+
+    def _backward(self, unit: int) -> None:
+        """One backward from the unit's loss and from what its importers left in its interface."""
+        live = self._live[unit]
+        roots: list[Tensor] = []
+        gradients: list[Tensor | None] = []
+        if live.loss is not None:
+            roots.append(live.loss)
+            gradients.append(None)
+        for shared in () if live.interface is None else live.interface.tensors():
+            if shared.gradient is not None:
+                roots.append(shared.exported)
+                gradients.append(shared.gradient.to(shared.exported.dtype))
+        if roots:
+            torch.autograd.backward(roots, gradients)
+            self.counts.backwards[unit] = self.counts.backwards.get(unit, 0) + 1
+
+    def _free(self, unit: int) -> None:
+        del self._live[unit]
+        self._layouts.pop(unit).forget_devices()
+
+    def _count_interfaces(self) -> None:
+        alive = [u.interface for u in self._live.values() if u.interface is not None]
+        counts = self.counts
+        counts.live_interfaces = len(alive)
+        counts.live_bytes = sum(interface.num_bytes for interface in alive)
+        counts.peak_interfaces = max(counts.peak_interfaces, counts.live_interfaces)
+        counts.peak_bytes = max(counts.peak_bytes, counts.live_bytes)
