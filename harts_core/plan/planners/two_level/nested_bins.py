@@ -121,7 +121,7 @@ def _anneal(
     bins: Any, n: int, above: Any, costs: Any, least_items: Any, temperatures: Any, moves: int, state: Any,
     logarithms: Any,
 ) -> Any:  # fmt: skip
-    """The assignment with the least bins·max + Σ of the first level's tokens, of those at the stages' ends."""
+    """The assignment with the least bins·max + Σ on the first level, of those at the stages' ends."""
     first, num_first = len(least_items), above[1].max() + 1 - len(least_items)
     best, best_paid = bins.of[:n].copy(), np.int64(2) ** 62
     moved, returned = np.empty(MAX_GROUP + 1, np.int64), np.empty(MAX_GROUP + 1, np.int64)

@@ -42,6 +42,11 @@ class Placement:
     slot: Int64
     window_of_slot: Int64
 
+    @property
+    def num_windows(self) -> int:
+        """W."""
+        return int(self.window_of_slot[-1]) + 1
+
 
 def place_items(
     length: Int64, lcp: Int32, *, dp: int, windows: int, capacity: int, moves: int, seed: int

@@ -27,8 +27,7 @@ def plan_harts(problem: PlanProblem, progress: Progress) -> Layout:
 
     The search runs in rounds, ``problem.effort`` of them and more while ``problem.time_budget_s`` lasts; the
     best plan by Φ is kept, and the rounds that ran are stated as ``effort`` in the manifest: planning again
-    with that effort gives the same plan. harts-l1's plan competes too, unless what was found beats even the
-    cost that it could have at the bound on compression (:func:`_least_l1_cost`).
+    with that effort gives the same plan. harts-l1's plan competes too where it could win.
 
     Raises:
         InfeasiblePlanError: no partition into a multiple of D non-empty consumers was found.
@@ -42,7 +41,7 @@ def plan_harts(problem: PlanProblem, progress: Progress) -> Layout:
         best = _better(problem, best, _round(problem, items, rounds))
         rounds += 1
     progress(SEARCH, rounds, rounds)
-    if best is None or best[0].cost > _least_l1_cost(problem, items):
+    if best is None or _may_lose_to_l1(problem, items, best[0]):
         best = _with_l1(problem, items, best, progress)
     return replace(best[1], parameters={"effort": rounds})
 
@@ -60,15 +59,18 @@ def _score(problem: PlanProblem, layout: Layout) -> Score:
     return score_layout(layout, dp=problem.dp, pad=problem.pad, cost_model=problem.cost_model)
 
 
-def _least_l1_cost(problem: PlanProblem, items: Items) -> float:
-    """About the least Φ that harts-l1 can reach: that of its quick candidates, scaled down to the least
-    tokens within the capacity. 0 where they found none."""
+def _may_lose_to_l1(problem: PlanProblem, items: Items, score: Score) -> bool:
+    """Whether harts-l1 could compute fewer tokens (by the bound on its compression) or cost less.
+
+    Its cost is estimated as that of its quick candidates, scaled down to the bound on tokens: its whole
+    search takes longer than ours.
+    """
     quick = quick_partition(problem, items)
-    if quick is None:
-        return 0.0
-    layout = problem.layout(quick.partition[items.of_row], quick.weight, sharing="tree")
     least = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
-    return _score(problem, layout).cost * least / int(quick.weight.sum())
+    if quick is None or score.padded_tokens > least:
+        return True
+    layout = problem.layout(quick.partition[items.of_row], quick.weight, sharing="tree")
+    return score.cost > _score(problem, layout).cost * least / int(quick.weight.sum())
 
 
 def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
