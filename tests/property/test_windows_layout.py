@@ -13,31 +13,8 @@ from harts_core.plan.layout import layout_consumers
 from harts_core.plan.validate import validate_plan
 from harts_core.plan.windows_layout import ProducerLevel, layout_windows
 from harts_core.trees.rollout_tree import RolloutTree
-from tests.support import naive_lcp, random_sequences, tree_from_sequences
-
-
-def random_windows(rng: np.random.Generator, outer: np.ndarray) -> np.ndarray:
-    """Windows that refine ``outer``."""
-    cuts = rng.random(len(outer)) < 0.4
-    cuts[0] = False
-    cuts[1:] |= outer[1:] != outer[:-1]
-    return np.cumsum(cuts)
-
-
-def random_depth(
-    rng: np.random.Generator, rows: list[list[int]], unit: list[tuple[int, int]], outer: np.ndarray
-) -> np.ndarray:
-    """A prefix-closed choice for every unit: the union of random prefixes of its rows."""
-    want = [int(rng.integers(0, len(r) + 1)) if rng.random() < 0.5 else 0 for r in rows]
-    return np.array(
-        [
-            max(
-                int(outer[i]),
-                *(min(want[j], naive_lcp(rows[i], rows[j])) for j in range(len(rows)) if unit[i] == unit[j]),
-            )
-            for i in range(len(rows))
-        ]
-    )
+from tests.support import random_sequences, tree_from_sequences
+from tests.support_windows import random_depth, random_windows
 
 
 def random_instance(seed: int) -> tuple[RolloutTree, np.ndarray, np.ndarray, list[ProducerLevel], int]:

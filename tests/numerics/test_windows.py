@@ -1,0 +1,153 @@
+"""Plans whose units import from each other against trajectory-by-trajectory training, in float64.
+
+The trainer runs the whole step: forwards in order, each backward once. The reference runs every trajectory
+alone with the plain model of tests/support_model.py. Loss and every parameter gradient must agree to 1e-10.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harts_core.exec.config import OptimizerSection
+from harts_core.exec.objectives import ObjectiveBatch, ObjectiveOutput
+from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.trainer import Trainer
+from harts_core.plan.bundle import PRODUCER, PlanBundle
+from harts_core.trees.ragged import Ragged
+from harts_core.trees.rollout_tree import RolloutTree
+from harts_core.trees.tree_file import finish_tree
+from tests.numerics.test_parity import CONFIGS, TREES, VOCAB, gradients
+from tests.support import tree_from_sequences
+from tests.support_model import lively_model, model_weights, reference_logprobs
+from tests.support_windows import chain_bundle, nested_bundle, window_bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """Σ A·λ + tanh(λ): depends on every position in its own way, whichever unit evaluates it."""
+
+    columns = ("advantages",)
+
+    def __call__(self, batch: ObjectiveBatch) -> ObjectiveOutput:
+        value = batch.column("advantages") * batch.logprobs + batch.logprobs.tanh()
+        return ObjectiveOutput(loss=value.sum())
+
+
+@functools.cache
+def weighted_tree(name: str) -> RolloutTree:
+    """A tree of test_parity with an advantage for every trained position."""
+    tree = tree_from_sequences(TREES[name], vocab=VOCAB)
+    rng = np.random.default_rng(3)
+    weights = [rng.standard_normal(n) for n in tree.trained_counts]
+    return finish_tree(replace(tree, advantages=Ragged.from_rows(weights, np.float32)), "test")
+
+
+@functools.cache
+def reference(config: str, tree_name: str) -> tuple[float, dict[str, Tensor]]:
+    tree = weighted_tree(tree_name)
+    model = lively_model(CONFIGS[config], torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    assert tree.advantages is not None
+    for row, p in enumerate(reference_logprobs(CONFIGS[config], model_weights(model), tree)):
+        loss = loss + (torch.tensor(tree.advantages[row], dtype=p.dtype) * p + p.tanh()).sum()
+    return loss.item(), gradients(model, loss)
+
+
+def train(
+    config: str, bundle: PlanBundle, tree: RolloutTree, *, recompute: str = "none", dtype: torch.dtype
+) -> tuple[Trainer, float]:
+    model = lively_model(CONFIGS[config], dtype)
+    optimizer = Optimizer(model.named_parameters(), OptimizerSection())
+    trainer = Trainer(model, Weighted(), optimizer, recompute=recompute, head_block_rows=16)  # type: ignore[arg-type]
+    data = trainer.prepare(bundle, tree)
+    result = trainer.backward(data)
+    counts = result.counts
+    assert counts.forwards == dict.fromkeys(range(bundle.num_units), 1)
+    assert set(counts.backwards.values()) == {1}
+    for unit in counts.forwards.keys() - counts.backwards.keys():  # nothing trained depends on it
+        rows = bundle.spans.row[bundle.spans.owner == unit]
+        assert not tree.trained_counts[rows].any()
+    assert counts.live_interfaces == counts.live_bytes == 0
+    return trainer, result.loss
+
+
+def check(config: str, tree_name: str, bundle: PlanBundle, *, recompute: str = "none") -> None:
+    trainer, loss = train(config, bundle, weighted_tree(tree_name), recompute=recompute, dtype=torch.float64)
+    expected, want = reference(config, tree_name)
+    assert loss == pytest.approx(expected, rel=1e-10)
+    found = trainer.optimizer.gradients()
+    for name, gradient in want.items():
+        mine = found.get(name, torch.zeros_like(gradient))
+        assert (mine - gradient).abs().max() <= 1e-10 * gradient.abs().max(), name
+
+
+SOME_TREES = ("random-0", "inside-chunks", "depth-9", "tiny-pieces", "duplicates-and-prefixes")
+
+
+@pytest.mark.parametrize("config", ["dense", "moe"])
+@pytest.mark.parametrize("tree_name", SOME_TREES)
+def test_one_producer(config: str, tree_name: str) -> None:
+    tree = weighted_tree(tree_name)
+    check(config, tree_name, window_bundle(tree, chunk=4, consumers=3, seed=8))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize(("tree_name", "dp"), [("random-1", 1), ("chunk-bounds", 2), ("several-roots", 1)])
+def test_nested_producers(tree_name: str, dp: int, levels: int) -> None:
+    tree = weighted_tree(tree_name)
+    bundles = [
+        nested_bundle(tree, dp=dp, slots=len(TREES[tree_name]) // (2 * dp), levels=levels, chunk=4, seed=seed)
+        for seed in range(3)
+    ]
+    assert any(np.any(b.units.kind == PRODUCER) for b in bundles)
+    if levels > 1 and tree_name == "random-1":
+        assert any(producer_importers(b) for b in bundles)
+    for i, bundle in enumerate(bundles):
+        check("moe" if i else "dense", tree_name, bundle)
+
+
+def producer_importers(bundle: PlanBundle) -> int:
+    """Spans that producers import from other producers."""
+    kind, spans = bundle.units.kind, bundle.spans
+    return int(np.sum((spans.owner != spans.unit) & (kind[spans.unit] == PRODUCER)))
+
+
+@pytest.mark.parametrize("config", ["dense", "moe"])
+@pytest.mark.parametrize(("tree_name", "units"), [("random-2", 5), ("depth-9", 4), ("inside-chunks", 7)])
+def test_chains_of_consumers(config: str, tree_name: str, units: int) -> None:
+    """Trajectories are cut at any token; units import from several earlier ones, which import themselves."""
+    bundle = chain_bundle(weighted_tree(tree_name), units=units, chunk=4)
+    table = bundle.assignments
+    assert len(table) > len(np.unique(table.row))
+    check(config, tree_name, bundle)
+
+
+@pytest.mark.parametrize("recompute", ["none", "layer"])
+def test_chunks_of_64(recompute: str) -> None:
+    tree = weighted_tree("chunk-64")
+    check(
+        "moe", "chunk-64", nested_bundle(tree, dp=1, slots=3, levels=2, chunk=64, seed=1), recompute=recompute
+    )
+    check("moe", "chunk-64", chain_bundle(tree, units=4, chunk=64), recompute=recompute)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["nested", "chain"])
+def test_recomputation_gives_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+    tree = weighted_tree("random-3")
+    if kind == "nested":
+        bundle = nested_bundle(tree, dp=1, slots=4, levels=2, chunk=4, seed=2)
+    else:
+        bundle = chain_bundle(tree, units=4, chunk=4)
+    plain, loss = train("moe", bundle, tree, dtype=dtype)
+    again, same_loss = train("moe", bundle, tree, dtype=dtype, recompute="layer")
+    assert loss == same_loss
+    found = again.optimizer.gradients()
+    for name, gradient in plain.optimizer.gradients().items():
+        assert torch.equal(found[name], gradient), name
