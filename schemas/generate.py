@@ -83,6 +83,7 @@ def plan_manifest() -> Schema:
         "seed": COUNT,
         "producer_capacity": POSITIVE,
         "max_live_producers": POSITIVE,
+        "effort": POSITIVE,
         "on_too_long": {"enum": list(ON_TOO_LONG)},
         "dropped_rows": {"type": "array", "items": COUNT},
     }
@@ -95,6 +96,7 @@ def plan_manifest() -> Schema:
             "cost_model": object_schema(dataclass_properties(CostModel)),
             "tree_sha256": SHA256,
             "metrics": object_schema(metric_kinds),
+            "activation_tokens": {"type": "array", "items": {"type": "array", "items": COUNT}},
             "tables": object_schema(dict.fromkeys(bundle_file.SCHEMAS, SHA256)),
         }
     )

@@ -32,6 +32,10 @@ def plan(
     max_live_producers: Annotated[
         int, typer.Option(help="Producers that may be alive at once on a replica.")
     ] = 2,
+    effort: Annotated[int, typer.Option(help="Rounds of search of planner harts.")] = 2,
+    time_budget: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Add whole rounds of search for so long.")
+    ] = 0.0,
     on_too_long: Annotated[
         str,
         typer.Option(metavar="error|drop|split", help="Trajectories longer than the capacity."),
@@ -59,6 +63,8 @@ def plan(
         cost_model=load_cost_model(cost_model or DEFAULT_COST_MODEL),
         producer_capacity=producer_capacity,
         max_live_producers=max_live_producers,
+        effort=effort,
+        time_budget_s=time_budget,
         on_too_long=on_too_long,
     )
     start = time.perf_counter()
@@ -100,6 +106,7 @@ def _print_summary(bundle: PlanBundle, output: Path) -> None:
         ("effective compression", f"{m['effective_compression']:.3f}", f"{m['bound_decoder']:.3f}"),
         ("slot balance, 5th percentile", f"{m['slot_balance_p5']:.4f}", "1"),
         ("step balance", f"{m['step_balance']:.4f}", "1"),
+        ("producer tokens in windows", f"{m['producer_tokens']:,} in {m['num_windows']:,}", ""),
         ("microbatches in slots", f"{m['num_consumers']:,} in {m['num_slots']:,}", ""),
         ("linear-attention calls", f"{m['num_rounds']:,}", ""),
         ("replay tokens", f"{m['replay_tokens']:,}", ""),

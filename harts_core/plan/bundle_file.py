@@ -26,6 +26,7 @@ from harts_core.plan.bundle import (
     UnitTable,
     WindowTable,
 )
+from harts_core.plan.memory import activation_tokens
 from harts_core.trees.ragged import Ragged
 
 FORMAT = "plan-bundle"
@@ -122,6 +123,7 @@ def write_bundle(path: Path, bundle: PlanBundle) -> dict[str, Any]:
             "cost_model": bundle.cost_model,
             "tree_sha256": bundle.tree_sha256,
             "metrics": bundle.metrics,
+            "activation_tokens": activation_tokens(bundle).tolist(),
             "tables": hashes,
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, sort_keys=True, indent=2, allow_nan=False) + "\n")
