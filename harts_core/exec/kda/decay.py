@@ -106,7 +106,8 @@ class _DecayProducts(torch.autograd.Function):
         for m in block_sizes(W):
             rows, cols = operands.fill(decays)
             d = torch.cat([lower_blocks(dP, m), lower_blocks(dA, m)], -2).flatten(0, 1)
-            torch.bmm(d, cols, out=drows.view(-1, 2 * m, K))
+            # d @ cols; for m = 1 an outer product, ten times slower as thousands of tiny matmuls
+            (torch.mul if m == 1 else torch.bmm)(d, cols, out=drows.view(-1, 2 * m, K))
             torch.bmm(d.mT, rows, out=dcols.view(-1, m, K))
             dq_db = drows.view(R, W // (2 * m), 2 * m, K)
             row_decay = halves(decays.from_start, m)[1]
