@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from harts_core.exec.layout import UnitLayout, build_unit_layout
+from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden
@@ -61,11 +62,13 @@ def forking_tree(seed: int, vocab: int, segment: tuple[int, int]) -> RolloutTree
     )
 
 
-def evaluate(model: HybridModel, bundle: PlanBundle, tree: RolloutTree, *, replay: bool = True) -> Outputs:
+def evaluate(
+    model: HybridModel, bundle: PlanBundle, tree: RolloutTree, calls: LinearCalls = "rounds"
+) -> Outputs:
     """Run every unit of a plan forward."""
     parts = []
     for unit in range(bundle.num_units):
-        layout = build_unit_layout(bundle, tree, unit, replay=replay)
+        layout = build_unit_layout(bundle, tree, unit, linear_calls=calls)
         parts.append(_unit_logprobs(model, layout))
     row, index = (np.concatenate([p[i] for p in parts]) for i in (0, 1))
     order = torch.tensor(np.lexsort((index, row)))
@@ -141,7 +144,7 @@ def run(preset: str, seed: int, std: float, segment: tuple[int, int]) -> dict[st
     variants = {
         "repeat": evaluate(model, plan("expanded", 2 * longest), tree),
         "replay": evaluate(model, shared, tree),
-        "no replay": evaluate(model, shared, tree, replay=False),
+        "no replay": evaluate(model, shared, tree, "no-replay"),
     }
     return {
         "model": preset,

@@ -19,7 +19,7 @@ from torch import Tensor
 from harts_core.errors import ExecError
 from harts_core.exec.kda import KdaCall
 from harts_core.exec.layout_head import HeadLayout, build_head_layout
-from harts_core.exec.layout_rounds import StateKey, build_rounds, no_replay_plan, sequence_plan
+from harts_core.exec.layout_rounds import LinearCalls, StateKey, build_rounds, sequence_plan, span_plan
 from harts_core.exec.layout_rows import UnitRows, build_unit_rows, conv_ancestors, join_imports
 from harts_core.plan.bundle import PlanBundle
 from harts_core.trees.rollout_tree import RolloutTree
@@ -256,29 +256,34 @@ def _initial_states(layout: UnitLayout, device: torch.device) -> tuple[InitialSt
     return tuple(result)
 
 
-def build_unit_layout(bundle: PlanBundle, tree: RolloutTree, unit: int, *, replay: bool = True) -> UnitLayout:
+def build_unit_layout(
+    bundle: PlanBundle, tree: RolloutTree, unit: int, *, linear_calls: LinearCalls = "rounds"
+) -> UnitLayout:
     """The layout of one unit, straight from the plan's tables.
 
     Args:
         bundle: a validated plan.
         tree: the rollout tree it was made for.
         unit: unit id.
-        replay: False gives the no-replay comparison: every span is a sequence of its own that starts from its
-            parent's final state, with a chunk grid that begins at the fork. Mathematically the same function,
-            numerically another path. Only for units without imports.
+        linear_calls: the plan's ``rounds``; or, to compare with, every span a sequence of its own: ``levels``
+            (one call per depth), ``nodes`` (one call per span), or ``no-replay``, which starts a span from
+            its parent's final state, with a chunk grid that begins at the fork: the same function
+            mathematically, numerically another path. The comparisons take only units without imports.
 
     Raises:
-        ExecError: no-replay was asked of a unit with imports.
+        ExecError: a comparison was asked of a unit with imports.
     """
-    lines = slice(bundle.span_offsets[unit], bundle.span_offsets[unit + 1])
-    if replay:
+    if linear_calls == "rounds":
         plan = sequence_plan(bundle, unit)
     else:
-        if np.any(bundle.spans.owner[lines] != unit):
+        owners = bundle.spans.owner[bundle.span_offsets[unit] : bundle.span_offsets[unit + 1]]
+        if np.any(owners != unit):
             raise ExecError(
-                "The no-replay comparison runs only on units without imports.", where=f"unit {unit}"
+                f"Linear attention in {linear_calls} runs only on units without imports.",
+                where=f"unit {unit}",
+                hint="plan without sharing across microbatches (--planner harts-l1)",
             )
-        plan = no_replay_plan(bundle, unit)
+        plan = span_plan(bundle, unit, linear_calls)
     rows = build_unit_rows(bundle, tree, unit, plan.spans)
     rounds = build_rounds(bundle, unit, plan, rows)
     conv, conv_imports = join_imports(conv_ancestors(rows), rows.num_rows)

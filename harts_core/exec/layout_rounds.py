@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from harts_core.plan.bundle import NONE, PlanBundle
 Int64 = npt.NDArray[np.int64]
 StateKey = tuple[int, int, int]
 """(unit, span, position): the state after ``position`` tokens, computed with that span."""
+
+LinearCalls = Literal["rounds", "levels", "nodes", "no-replay"]
+"""The packed calls of a unit's linear attention: the plan's rounds, or a comparison (``span_plan``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,23 +82,38 @@ def sequence_plan(bundle: PlanBundle, unit: int) -> SequencePlan:
     )
 
 
-def no_replay_plan(bundle: PlanBundle, unit: int) -> SequencePlan:
-    """Every span a sequence of its own, entered from its parent's last state; rounds are the depths."""
+def span_plan(bundle: PlanBundle, unit: int, calls: LinearCalls) -> SequencePlan:
+    """Every span a sequence of its own: the comparisons with the plan's packed rounds.
+
+    ``levels`` and ``nodes`` enter a span at the chunk boundary before it and replay, as the plan's sequences
+    do, but the first child of a fork too; ``no-replay`` enters at its parent's last state. Spans of one depth
+    share a call; ``nodes`` gives each span its own. Only for units without imports.
+    """
     lines = slice(bundle.span_offsets[unit], bundle.span_offsets[unit + 1])
     parent = bundle.spans.parent[lines].astype(np.int64)
-    stop = bundle.spans.stop[lines]
+    start, stop = (c[lines].astype(np.int64) for c in (bundle.spans.start, bundle.spans.stop))
+    finals = calls == "no-replay"
+    entry = start if finals else start // bundle.chunk * bundle.chunk
     depth = np.zeros(len(parent), np.int64)
-    for s, p in enumerate(parent.tolist()):
+    source: list[StateKey | None] = []
+    for s, p in enumerate(parent.tolist()):  # parents come first
         depth[s] = 0 if p == NONE else depth[p] + 1
+        if entry[s] == 0:
+            source.append(None)
+        elif finals:
+            source.append((unit, p, int(stop[p])))
+        elif entry[p] < entry[s]:
+            source.append((unit, p, int(entry[s])))
+        else:  # no boundary inside the parent: it enters where this span does
+            source.append(source[p])
     order = np.argsort(depth, kind="stable")
-    keys = [None if p == NONE else (unit, int(p), int(stop[p])) for p in parent]
     return SequencePlan(
         spans=tuple(np.array([s]) for s in order),
-        round=depth[order],
-        entry=bundle.spans.start[lines][order].astype(np.int64),
-        source=tuple(keys[s] for s in order),
-        requested=tuple(sorted({k for k in keys if k is not None})),
-        finals=True,
+        round=np.arange(len(order)) if calls == "nodes" else depth[order],
+        entry=entry[order],
+        source=tuple(source[s] for s in order),
+        requested=tuple(sorted({key for key in source if key is not None})),
+        finals=finals,
     )
 
 

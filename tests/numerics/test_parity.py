@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harts_core.exec.head import unit_logprobs
 from harts_core.exec.layout import build_unit_layout
+from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden
@@ -129,12 +130,16 @@ LOSSES = {"linear": linear_loss, "nonlinear": nonlinear_loss}
 
 
 def compact_logprobs(
-    model: HybridModel, bundle: PlanBundle, tree: RolloutTree, **options: object
+    model: HybridModel,
+    bundle: PlanBundle,
+    tree: RolloutTree,
+    linear_calls: LinearCalls = "rounds",
+    **options: object,
 ) -> list[Tensor]:
     """Per row, from all units; units stay separate graphs, so the loss can couple them."""
     result = [torch.zeros(0, dtype=model.dtype)] * tree.num_rows
     for unit in range(bundle.num_units):
-        layout = build_unit_layout(bundle, tree, unit)
+        layout = build_unit_layout(bundle, tree, unit, linear_calls=linear_calls)
         values = unit_logprobs(model, unit_hidden(model, layout, **options), layout, block_rows=16)  # type: ignore[arg-type]
         rows, counts = np.unique(layout.trained_row, return_counts=True)
         assert np.array_equal(layout.trained_row, np.repeat(rows, counts))
@@ -249,11 +254,19 @@ def test_the_naive_backend_and_layer_recomputation() -> None:
     check("moe", "random-3", bundle, tree, recompute="layer")
 
 
+@pytest.mark.parametrize("calls", ["levels", "nodes"])
+@pytest.mark.parametrize("chunk", [3, 16])
+def test_linear_attention_by_level_and_by_node(calls: str, chunk: int) -> None:
+    for name in ("depth-9", "chunk-bounds", "several-roots"):
+        tree = tree_of(name)
+        check("moe", name, simple_bundle(tree, chunk=chunk, units=2), tree, linear_calls=calls)
+
+
 def test_no_replay_is_the_same_function() -> None:
     tree = tree_of("inside-chunks")
     expected, _ = reference("dense", "inside-chunks")
     model = lively_model(CONFIGS["dense"], torch.float64)
-    layout = build_unit_layout(simple_bundle(tree, chunk=16, units=1), tree, 0, replay=False)
+    layout = build_unit_layout(simple_bundle(tree, chunk=16, units=1), tree, 0, linear_calls="no-replay")
     values = unit_logprobs(model, unit_hidden(model, layout), layout)
     rows = list(values.split(tree.trained_counts.tolist()))
     assert linear_loss(rows).item() == pytest.approx(expected.item(), rel=1e-10)

@@ -96,8 +96,8 @@ def test_no_replay_takes_another_numerical_path() -> None:
     layer = lively_model(PRESETS["cpu-moe"], torch.float32).model.layers[0].attention
     outputs: list[Tensor] = []
     with torch.no_grad():
-        for replay in (True, False):
-            layout = build_unit_layout(bundle, tree, 0, replay=replay)
+        for calls in ("rounds", "no-replay"):
+            layout = build_unit_layout(bundle, tree, 0, linear_calls=calls)
             x = torch.randn(512, 500, 64, generator=torch.Generator().manual_seed(0))
             x_CD = x[layout.tokens, layout.positions]
             order = np.lexsort((layout.tokens, layout.positions))
@@ -105,3 +105,26 @@ def test_no_replay_takes_another_numerical_path() -> None:
             outputs.append(out[torch.tensor(order)])
     assert outputs[0].shape == outputs[1].shape
     assert not torch.equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_calls_by_level_and_by_node_give_the_bits_of_the_rounds(seed: int, chunk: int) -> None:
+    tree = forest(seed)
+    bundle = simple_bundle(tree, chunk=chunk, units=1)
+    layer = lively_model(PRESETS["cpu-moe"], torch.float32).model.layers[0].attention
+    planned = build_unit_layout(bundle, tree, 0)
+    rows = np.concatenate([path_rows(planned, tree, row) for row in range(tree.num_rows)])
+    with torch.no_grad():
+        inputs = layer_inputs(layer, planned, seed)
+        expected = run_rounds(layer.backend, inputs, planned.to("cpu"))[0][rows]
+        for calls in ("levels", "nodes"):
+            layout = build_unit_layout(bundle, tree, 0, linear_calls=calls)
+            other = np.concatenate([path_rows(layout, tree, row) for row in range(tree.num_rows)])
+            source = np.empty(layout.num_rows, np.int64)
+            source[other] = rows
+            moved = KdaInputs(
+                **{name: getattr(inputs, name)[source] for name in ("q", "k", "v", "g", "beta")}
+            )
+            out, _ = run_rounds(layer.backend, moved, layout.to("cpu"))
+            assert torch.equal(out[other], expected)

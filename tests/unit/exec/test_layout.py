@@ -186,19 +186,22 @@ def test_expanded_units_repeat_shared_tokens() -> None:
     assert len(layout.packed_rows) == layout.num_rows
 
 
-def test_no_replay_refuses_imports_and_runs_by_depth() -> None:
+def test_other_cuts_into_calls_refuse_imports_and_run_by_depth_or_node() -> None:
     tree = forest(2)
     plain = simple_bundle(tree, chunk=4, units=1)
-    layout = build_unit_layout(plain, tree, 0, replay=False)
+    layout = build_unit_layout(plain, tree, 0, linear_calls="no-replay")
     assert len(layout.packed_rows) == layout.num_rows == tree.trie_tokens
     spans = plain.spans
     depth = {int(s): 0 for s in spans.span[spans.parent < 0]}
     for s, p in zip(spans.span.tolist(), spans.parent.tolist(), strict=True):
         depth.setdefault(s, depth.get(p, -1) + 1)
     assert len(layout.rounds) == max(depth.values()) + 1
+    assert len(build_unit_layout(plain, tree, 0, linear_calls="levels").rounds) == len(layout.rounds)
+    assert len(build_unit_layout(plain, tree, 0, linear_calls="nodes").rounds) == len(depth)
     window = window_bundle(tree, chunk=4, consumers=2, seed=0)
-    with pytest.raises(ExecError, match="without imports"):
-        build_unit_layout(window, tree, 1, replay=False)
+    for calls in ("no-replay", "levels", "nodes"):
+        with pytest.raises(ExecError, match="without imports"):
+            build_unit_layout(window, tree, 1, linear_calls=calls)
 
 
 def test_device_tensors_are_made_once() -> None:
