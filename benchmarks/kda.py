@@ -1,4 +1,4 @@
-"""Speed of the KDA backends on this machine: ``python benchmarks/kda.py [--threads 2] [--clock wall] [--json]``.
+"""Speed of the KDA backends on this machine: ``python benchmarks/kda.py [--threads 2] [--json]``.
 
 Two comparisons, each inside one run, alternating, best of several repeats, forward and backward:
 
