@@ -17,6 +17,7 @@ from harts_core.errors import NonFiniteError
 from harts_core.exec.config import Recompute
 from harts_core.exec.head import unit_logprobs
 from harts_core.exec.layout import UnitLayout
+from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import MetricSum, Objective
@@ -55,6 +56,7 @@ class Trainer:
         optimizer: over the model's parameters.
         recompute: ``none``, or ``layer``: recompute activations in the backward pass.
         head_block_rows: rows of vocabulary logits held at a time.
+        linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or a comparison.
         steps_done: optimizer steps already taken (a resumed run).
     """
 
@@ -66,6 +68,7 @@ class Trainer:
         *,
         recompute: Recompute = "none",
         head_block_rows: int = 1024,
+        linear_calls: LinearCalls = "rounds",
         steps_done: int = 0,
     ) -> None:
         self.model = model
@@ -73,6 +76,7 @@ class Trainer:
         self.optimizer = optimizer
         self.recompute = recompute
         self.head_block_rows = head_block_rows
+        self.linear_calls = linear_calls
         self.steps_done = steps_done
 
     def prepare(self, bundle: PlanBundle, tree: RolloutTree) -> StepData:
@@ -128,6 +132,7 @@ class Trainer:
             data.tree,
             lambda forward: self._loss(data, forward, sums),
             recompute=self.recompute,
+            linear_calls=self.linear_calls,
         )
         norm, done = 0.0, 0
         progress("units", done, len(data.units))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harts_core.exec.config import Recompute
 from harts_core.exec.layout import UnitLayout, build_unit_layout
+from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.moe import Routing
 from harts_core.exec.schedule import Event, UnitLinks, unit_links
@@ -78,6 +79,7 @@ class UnitExecutor:
         tree: its rollout tree.
         loss_of: called once per unit, right after its forward.
         recompute: activations to recompute in the backward pass.
+        linear_calls: how linear attention is cut into packed calls.
         training: False: no graphs; the events must be those of a forward-only pass.
     """
 
@@ -89,10 +91,12 @@ class UnitExecutor:
         loss_of: LossOf,
         *,
         recompute: Recompute = "none",
+        linear_calls: LinearCalls = "rounds",
         training: bool = True,
     ) -> None:
         self.model, self.bundle, self.tree = model, bundle, tree
         self.loss_of, self.recompute, self.training = loss_of, recompute, training
+        self.linear_calls = linear_calls
         self.links: UnitLinks = unit_links(bundle)
         self.counts = ExecutionCounts()
         self._layouts: dict[int, UnitLayout] = {}
@@ -113,7 +117,9 @@ class UnitExecutor:
     def _layout(self, unit: int) -> UnitLayout:
         """Built when the unit, or one that it imports from, first needs it; kept until the unit is freed."""
         if unit not in self._layouts:
-            self._layouts[unit] = build_unit_layout(self.bundle, self.tree, unit)
+            self._layouts[unit] = build_unit_layout(
+                self.bundle, self.tree, unit, linear_calls=self.linear_calls
+            )
         return self._layouts[unit]
 
     def _forward(self, unit: int) -> None:
