@@ -125,8 +125,7 @@ class UnitExecutor:
     def _forward(self, unit: int) -> None:
         layout, device = self._layout(unit), self.model.device
         imports = self._imports(layout)
-        readers = [self._layout(reader) for reader in self.links.importers[unit]]
-        index = ExportIndex.build(layout, readers) if readers else None
+        index = self._export_index(layout)
         output: UnitOutput = self.model(
             layout,
             imports,
@@ -145,6 +144,10 @@ class UnitExecutor:
             interface = SharedInterface.of(index, output.interface)
         self._live[unit] = _LiveUnit(loss=loss, interface=interface)
         self.counts.forwards[unit] = self.counts.forwards.get(unit, 0) + 1
+
+    def _export_index(self, layout: UnitLayout) -> ExportIndex | None:
+        readers = [self._layout(reader) for reader in self.links.importers[layout.unit]]
+        return ExportIndex.build(layout, readers) if readers else None
 
     def _imports(self, layout: UnitLayout) -> UnitImports | None:
         owners = []

@@ -18,7 +18,10 @@ from harts_core.exec.config import OptimizerSection
 from harts_core.exec.objectives import ObjectiveBatch, ObjectiveOutput
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.trainer import Trainer
+from harts_core.plan.build import finish_bundle
 from harts_core.plan.bundle import PRODUCER, PlanBundle
+from harts_core.plan.cost_model import PRESETS
+from harts_core.plan.windows_layout import ProducerLevel, layout_windows
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.tree_file import finish_tree
@@ -151,3 +154,19 @@ def test_recomputation_gives_the_same_bits(kind: str, dtype: torch.dtype) -> Non
     found = again.optimizer.gradients()
     for name, gradient in plain.optimizer.gradients().items():
         assert torch.equal(found[name], gradient), name
+
+
+def test_consumers_that_compute_nothing() -> None:
+    """A producer that holds whole rows leaves consumers without a token of their own."""
+    name = "duplicates-and-prefixes"
+    tree = weighted_tree(name)
+    everything = [ProducerLevel(window_of_slot=np.zeros(4, int), depth=tree.length)]
+    rows = np.arange(tree.num_rows)
+    layout = layout_windows(
+        tree, dp=1, replica=np.zeros(len(rows), np.int32), slot=(rows % 4).astype(np.int32), levels=everything
+    )
+    parameters = {"dp": 1, "capacity": 100, "pad": 1, "chunk": 4, "seed": 0}
+    bundle = finish_bundle(tree, layout, planner="test", parameters=parameters, cost_model=PRESETS["tokens"])
+    assert bundle.units.computed_tokens.tolist() == [30, 0, 0, 0, 0]
+    for recompute in ("none", "layer"):
+        check("moe", name, bundle, recompute=recompute)

@@ -1,0 +1,109 @@
+"""Nothing lives past its window: interfaces, graphs and layouts are gone when a unit is freed, without a
+garbage collector's help."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from harts_core.exec.head import unit_logprobs
+from harts_core.exec.layout import UnitLayout
+from harts_core.exec.model.config import PRESETS, ModelConfig
+from harts_core.exec.model.decoder import HybridModel
+from harts_core.exec.schedule import unit_events, unit_links
+from harts_core.exec.windows import UnitExecutor, UnitForward
+from harts_core.plan.bundle import PlanBundle
+from tests.support_train import random_tree
+from tests.support_windows import chain_bundle, nested_bundle
+
+TINY = ModelConfig.from_dict(
+    PRESETS["cpu-moe"].to_dict() | {"num_hidden_layers": 2, "layer_group_size": 2, "vocab_size": 200}
+)
+TREE = random_tree(5, num_rows=14)
+PLANS = {
+    "nested": nested_bundle(TREE, dp=1, slots=5, levels=2, chunk=4, seed=3),
+    "chain": chain_bundle(TREE, units=5, chunk=4),
+}
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)  # its first call imports, leaving cycles
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_freed_unit_leaves_nothing(plan: str, recompute: str, training: bool) -> None:
+    bundle: PlanBundle = PLANS[plan]
+    model = HybridModel(TINY, dtype=torch.float32, seed=0)
+    kept: dict[int, list[weakref.ref[object]]] = {}
+
+    def loss_of(forward: UnitForward) -> Tensor | None:
+        layout: UnitLayout = forward.layout
+        kept[layout.unit] = [weakref.ref(forward.hidden), weakref.ref(layout.tokens)]
+        values = unit_logprobs(model, forward.hidden, layout, imported_hidden=forward.imported_hidden)
+        kept[layout.unit].append(weakref.ref(values))
+        return values.sum() if len(values) else None
+
+    executor = UnitExecutor(model, bundle, TREE, loss_of, recompute=recompute, training=training)  # type: ignore[arg-type]
+    links = unit_links(bundle)
+    sizes = {}
+    for event in unit_events(links, bundle.units_of_replica(0).tolist(), training=training):
+        executor.run(event)
+        if event.kind == "forward":
+            interface = executor._live[event.unit].interface
+            assert (interface is not None) == bool(links.importers[event.unit])
+            if interface is not None:
+                tensors = interface.tensors()
+                sizes[event.unit] = sum(t.values.numel() * t.values.element_size() for t in tensors)
+                kept[event.unit] += [weakref.ref(x) for t in tensors for x in (t, t.exported, t.values)]
+                assert all(t.exported.requires_grad == training and t.gradient is None for t in tensors)
+                del tensors
+            del interface
+        elif event.kind == "free":
+            alive = [ref() for ref in kept.pop(event.unit) if ref() is not None]
+            assert not alive, (event, [type(x) for x in alive])
+        live = [unit for unit in kept if unit in sizes]
+        assert executor.counts.live_interfaces == len(live)
+        assert executor.counts.live_bytes >= sum(sizes[unit] for unit in live)
+    assert not kept
+    assert executor.counts.live_bytes == 0
+    assert 0 < max(sizes.values()) <= executor.counts.peak_bytes
+    assert executor.counts.peak_interfaces >= 2
+
+
+def test_gradients_arrive_once_and_add_up() -> None:
+    """What importers leave in an interface is the gradient of the sum of their losses."""
+    bundle = PLANS["nested"]
+    model = HybridModel(TINY, dtype=torch.float64, seed=0)
+    executor = UnitExecutor(
+        model,
+        bundle,
+        TREE,
+        lambda f: (
+            f.hidden.square().sum() if len(f.hidden) and not executor.links.importers[f.layout.unit] else None
+        ),
+    )
+    for event in unit_events(executor.links, bundle.units_of_replica(0).tolist()):
+        if event.kind == "backward" and executor.links.importers[event.unit]:
+            interface = executor._live[event.unit].interface
+            assert interface is not None
+            gradients = [t.gradient for t in interface.tensors() if t.gradient is not None]
+            assert gradients
+            assert all(bool(torch.isfinite(g).all()) for g in gradients)
+            del interface, gradients
+        executor.run(event)
+    assert set(executor.counts.forwards.values()) == {1}
+    assert set(executor.counts.backwards.values()) == {1}
