@@ -28,6 +28,8 @@ class PlanOptions:
         max_live_producers: producers that may be alive at once on a replica.
         effort: rounds of search; more rounds, better plans (planner harts).
         time_budget_s: seconds to add further whole rounds in; the plan states how many ran as its effort.
+        search_budget: deterministic seconds that OR-Tools may search each shard (planner ortools-ffd); 0: up
+            to its first solution.
         on_too_long: trajectories longer than the capacity: "error", "drop" (recorded) or "split".
     """
 
@@ -42,6 +44,7 @@ class PlanOptions:
     max_live_producers: int = 2
     effort: int = 2
     time_budget_s: float = 0.0
+    search_budget: float = 0.0
     on_too_long: str = "error"
 
     def __post_init__(self) -> None:
@@ -52,8 +55,9 @@ class PlanOptions:
         for name, value in positive.items():
             if not 1 <= value <= MAX_TOKENS:
                 raise ConfigError(f"{name} must be a positive integer, not {value}")
-        if not 0 <= self.time_budget_s < math.inf:
-            raise ConfigError(f"time_budget_s must be a number of seconds, not {self.time_budget_s}")
+        for name in ("time_budget_s", "search_budget"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a number of seconds, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must lie in [0, 2^32), not {self.seed}")
         if self.on_too_long not in ON_TOO_LONG:

@@ -52,6 +52,7 @@ def plan_tree(tree: RolloutTree, options: PlanOptions, progress: Progress = no_p
         cost_model=options.cost_model,
         effort=options.effort,
         time_budget_s=options.time_budget_s,
+        search_budget=options.search_budget,
     )
     layout = planner(problem, progress)
     clock.append(time.perf_counter())

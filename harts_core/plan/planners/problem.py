@@ -38,6 +38,7 @@ class PlanProblem:
         cost_model: coefficients of unit costs, which planners with producers compare plans by.
         effort: rounds of search, ≥ 1.
         time_budget_s: planners may add whole rounds until so many seconds have passed.
+        search_budget: deterministic seconds that a solver may search each of its models.
     """
 
     tree: RolloutTree
@@ -53,6 +54,7 @@ class PlanProblem:
     cost_model: CostModel
     effort: int
     time_budget_s: float
+    search_budget: float
 
     @classmethod
     def of_rows(
@@ -69,6 +71,7 @@ class PlanProblem:
         cost_model: CostModel = PRESETS[DEFAULT_COST_MODEL],
         effort: int = 2,
         time_budget_s: float = 0.0,
+        search_budget: float = 0.0,
     ) -> PlanProblem:
         """The problem of placing some rows of a tree; ``producer_capacity`` None: the capacity."""
         first = np.zeros(len(rows), np.bool_)
@@ -87,7 +90,12 @@ class PlanProblem:
             cost_model=cost_model,
             effort=effort,
             time_budget_s=time_budget_s,
+            search_budget=search_budget,
         )
+
+    def whole_slots(self, num_consumers: int) -> int:
+        """The least multiple of D that is ≥ ``num_consumers`` and positive."""
+        return max(1, -(-num_consumers // self.dp)) * self.dp
 
     def layout(self, consumer: Int32, weight: Int64, *, sharing: str) -> Layout:
         """The layout of a partition, its consumers placed on slots and replicas.
