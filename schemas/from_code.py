@@ -63,7 +63,10 @@ def dataclass_properties(cls: Any, *, required: bool = True) -> Schema:
             literals of them.
         required: whether all fields of dataclasses inside must be present.
     """
-    kinds, texts = typing.get_type_hints(cls), attribute_texts(cls)
+    kinds = typing.get_type_hints(cls)
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        texts |= attribute_texts(base) if is_dataclass(base) else {}
     return {
         f.name: ({"description": texts[f.name]} if f.name in texts else {})
         | type_schema(kinds[f.name], required=required)

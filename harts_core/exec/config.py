@@ -13,7 +13,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,6 +27,7 @@ Recompute = Literal["none", "layer"]
 Backend = Literal["torch", "naive", "fla"]
 Device = Literal["cpu", "cuda"]
 Schedule = Literal["constant", "linear", "cosine"]
+BalanceLoss = Literal["batch", "sequence"]
 
 
 def _require(condition: bool, what: str) -> None:
@@ -54,11 +55,27 @@ class ObjectiveSection:
 
     Attributes:
         name: a name in ``harts_core.exec.objectives.OBJECTIVES``, or an import path ``package.module:Name``.
+        router_z_loss_coef: weight of the router's z-loss, summed over the layers with experts.
+        balance_loss_coef: weight of the experts' load-balancing loss, summed over them.
+        balance_loss: its form: ``batch``, the loads of the whole step.
         options: every other key of the table: fields of that objective.
     """
 
     name: str = "grpo"
+    router_z_loss_coef: float = 0.0
+    balance_loss_coef: float = 0.0
+    balance_loss: BalanceLoss = "batch"
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("router_z_loss_coef", "balance_loss_coef"):
+            _require(getattr(self, name) >= 0, f"[objective] {name} must not be negative")
+        if self.balance_loss == "sequence":
+            raise ConfigError(
+                '[objective] balance_loss = "sequence" is not available: each trajectory would weigh '
+                "the routing of a shared token by its own loads",
+                hint='use "batch", the loads of the whole step, or [optimizer] expert_bias_rate',
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +91,8 @@ class OptimizerSection:
         warmup_steps: the rate rises linearly over this many steps.
         decay_steps: the step at which the decay ends (required by ``linear`` and ``cosine``).
         min_learning_rate: the rate at the end of the decay and after.
+        expert_bias_rate: after each update, the routing bias of every expert moves by this much towards even
+            loads (0 = it stays as loaded).
     """
 
     learning_rate: float = 1e-6
@@ -86,13 +105,20 @@ class OptimizerSection:
     warmup_steps: int = 0
     decay_steps: int | None = None
     min_learning_rate: float = 0.0
+    expert_bias_rate: float = 0.0
 
     def __post_init__(self) -> None:
         _require(self.learning_rate >= 0, "[optimizer] learning_rate must not be negative")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"[optimizer] {name} must be in [0, 1)")
         _require(self.eps > 0, "[optimizer] eps must be positive")
-        for name in ("weight_decay", "max_grad_norm", "warmup_steps", "min_learning_rate"):
+        for name in (
+            "weight_decay",
+            "max_grad_norm",
+            "warmup_steps",
+            "min_learning_rate",
+            "expert_bias_rate",
+        ):
             _require(getattr(self, name) >= 0, f"[optimizer] {name} must not be negative")
         _require(
             self.min_learning_rate <= self.learning_rate,
@@ -274,6 +300,9 @@ def parse_section(cls: type[T], table: Mapping[str, Any], name: str, where: str)
             values[key] = _checked(value, kinds[key])
         except TypeError as error:
             raise ConfigError(f"[{name}] {key} {error}", where=where) from None
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"[{name}] {f.name} is required", where=where)
     try:
         return cls(**values)
     except ConfigError as error:

@@ -1,8 +1,7 @@
-"""Objectives against their formulas written as plain loops over trajectories."""
+"""Objectives: metrics, weights, and how they are chosen; test_objectives_formulas.py has the formulas."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,59 +49,6 @@ def batch_of(values: dict[str, list[np.ndarray]], rows: list[int]) -> ObjectiveB
     )
 
 
-def plain_grpo(values: dict[str, list[np.ndarray]], objective: Grpo) -> float:
-    """The step's loss, one position at a time."""
-    total = 0.0
-    for row, length in enumerate(LENGTHS):
-        for t in range(length):
-            lam, old, ref, adv = (
-                float(values[k][row][t]) for k in ("logprobs", "old_logprobs", "ref_logprobs", "advantages")
-            )
-            ratio = math.exp(lam - old)
-            clipped = min(max(ratio, 1 - objective.clip_low), 1 + objective.clip_high)
-            loss = -min(ratio * adv, clipped * adv)
-            loss += objective.kl_coef * (math.exp(ref - lam) - (ref - lam) - 1)
-            if objective.normalise == "token":
-                weight = 1 / sum(LENGTHS)
-            elif objective.normalise == "sequence":
-                weight = 1 / len(LENGTHS) / length
-            else:
-                mates = [n for n, g in zip(LENGTHS, GROUPS, strict=True) if g == GROUPS[row]]
-                weight = 1 / len(set(GROUPS)) / sum(mates)
-            total += weight * loss
-    return total
-
-
-@pytest.mark.parametrize("normalise", ["token", "sequence", "group"])
-@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
-def test_grpo_equals_the_plain_formula(rng: np.random.Generator, normalise: str, kl_coef: float) -> None:
-    objective = Grpo(clip_low=0.2, clip_high=0.28, kl_coef=kl_coef, normalise=normalise)  # type: ignore[arg-type]
-    values = step_values(rng)
-    expected = plain_grpo(values, objective)
-    for split in ([[0, 1, 2, 3, 4]], [[0, 3], [1, 2, 4]], [[4], [2], [0], [1], [3]]):
-        loss = sum(objective(batch_of(values, rows)).loss.item() for rows in split)
-        assert loss == pytest.approx(expected, rel=1e-12)
-
-
-def test_grpo_gradients_equal_finite_differences(rng: np.random.Generator) -> None:
-    objective = Grpo(kl_coef=0.1, normalise="sequence")
-    values = step_values(rng)
-    batch = batch_of(values, [0, 1, 2, 3, 4])
-    objective(batch).loss.backward()
-    gradient = batch.logprobs.grad
-    assert gradient is not None
-    position = 0
-    for row, length in enumerate(LENGTHS):
-        for t in range(length):
-            ends = []
-            for step in (1e-6, -1e-6):
-                values["logprobs"][row][t] += step
-                ends.append(plain_grpo(values, objective))
-                values["logprobs"][row][t] -= step
-            assert gradient[position].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-7)
-            position += 1
-
-
 def test_grpo_metrics(rng: np.random.Generator) -> None:
     values = step_values(rng)
     output = Grpo(kl_coef=0.1)(batch_of(values, [0, 1, 2, 3, 4]))
@@ -134,6 +80,13 @@ class Imitate:
         return ObjectiveOutput(loss=-self.scale * (batch.weights("token") * batch.logprobs).sum())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clashing(Imitate):
+    """An option that the table has already."""
+
+    balance_loss_coef: float = 0.0
+
+
 def test_objectives_come_from_the_list_or_an_import_path() -> None:
     assert build_objective(ObjectiveSection(options={"kl_coef": 1})) == Grpo(kl_coef=1.0)
     assert Grpo().columns == ("old_logprobs", "advantages")
@@ -145,7 +98,7 @@ def test_objectives_come_from_the_list_or_an_import_path() -> None:
 def test_the_documented_objective_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    guide = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    guide = Path(__file__).resolve().parents[2] / "docs" / "objectives.md"
     code = guide.read_text(encoding="utf-8").split("```python\n# my_objectives.py\n")[1].split("```")[0]
     (tmp_path / "my_objectives.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -167,6 +120,7 @@ def test_the_documented_objective_works(
         ("grpo", {"clip_low": 2.0}, "clip_low must be in"),
         ("grpo", {"normalise": "batch"}, "must be one of token, sequence, group"),
         ("no_such_module:Name", {}, "cannot import no_such_module:Name"),
+        (f"{__name__}:Clashing", {}, "an option balance_loss_coef, which is a key of the table itself"),
         ("json:dumps", {}, "json:dumps is not an objective"),
     ],
 )

@@ -6,33 +6,51 @@ Nothing here imports torch: tensors bring their own operations.
 from __future__ import annotations
 
 import importlib
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from harts_core.errors import ConfigError
 from harts_core.exec.config import ObjectiveSection, parse_section, suggest
-from harts_core.exec.objectives.grpo import Grpo
+from harts_core.exec.objectives.grpo import Dapo, DrGrpo, Grpo, Ppo
+from harts_core.exec.objectives.gspo import Gspo
 from harts_core.exec.objectives.protocol import (
     MetricSum,
     Objective,
     ObjectiveBatch,
     ObjectiveOutput,
     StepTotals,
+    needs_entropy,
 )
+from harts_core.exec.objectives.score import Cispo, Reinforce
 
 __all__ = [
     "OBJECTIVES",
+    "Cispo",
+    "Dapo",
+    "DrGrpo",
     "Grpo",
+    "Gspo",
     "MetricSum",
     "Objective",
     "ObjectiveBatch",
     "ObjectiveOutput",
+    "Ppo",
+    "Reinforce",
     "StepTotals",
     "build_objective",
+    "needs_entropy",
 ]
 
-OBJECTIVES: dict[str, type[Any]] = {"grpo": Grpo}
-"""Built-in objectives by name."""
+OBJECTIVES: dict[str, type[Any]] = {
+    "grpo": Grpo,
+    "dr_grpo": DrGrpo,
+    "dapo": Dapo,
+    "ppo": Ppo,
+    "gspo": Gspo,
+    "cispo": Cispo,
+    "reinforce": Reinforce,
+}
+"""Built-in objectives by name; docs/objectives.md has their formulas and defaults."""
 
 
 def build_objective(section: ObjectiveSection, where: str = "train config") -> Objective:
@@ -69,7 +87,14 @@ def _import_objective(path: str, where: str) -> type[Any]:
         raise ConfigError(
             f"[objective] {path} is not an objective: a dataclass with columns and __call__ is needed",
             where=where,
-            hint="docs/training.md shows one",
+            hint="docs/objectives.md shows one",
+        )
+    taken = {f.name for f in fields(found)} & {f.name for f in fields(ObjectiveSection)}
+    if taken:
+        raise ConfigError(
+            f"[objective] {path} has an option {min(taken)}, which is a key of the table itself",
+            where=where,
+            hint="rename the option",
         )
     return found
 

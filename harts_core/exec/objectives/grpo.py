@@ -1,78 +1,95 @@
-"""Group-relative policy optimisation with clipping and a penalty towards a reference policy."""
+"""The objectives with a per-token clipped ratio: GRPO, Dr. GRPO, DAPO and PPO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from harts_core.errors import ConfigError
-from harts_core.exec.objectives.protocol import (
-    Column,
-    MetricSum,
-    Normalise,
-    ObjectiveBatch,
-    ObjectiveOutput,
-)
+from harts_core.exec.objectives.policy import ClippedObjective, require
+from harts_core.exec.objectives.protocol import Normalise, ObjectiveBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grpo:
-    """GRPO (Shao et al. 2024, DeepSeekMath, equation 3); the advantages come with the data.
+class Grpo(ClippedObjective):
+    """GRPO (Shao et al. 2024, DeepSeekMath, equation 3): every trajectory counts the same.
 
-    With r = exp(λ − λ_old) and the clipped ratio r̄ = clip(r, 1 − clip_low, 1 + clip_high), the loss is the
-    mean over trained positions, as ``normalise`` says, of::
-
-        −min(r·A, r̄·A) + kl_coef · k3,    k3 = exp(λ_ref − λ) − (λ_ref − λ) − 1 ≥ 0
-
-    k3 is the unbiased, low-variance estimate of KL(policy ‖ reference).
-
-    Metrics (plain means over the step's trained positions): ``ratio``; ``clip_fraction``, the share where
-    the clipped branch is the smaller one; ``kl_old``, k3 of the policy against the sampling policy;
-    ``kl_ref`` with a reference; ``logprob``.
+    The paper's penalty is k3 with kl_coef 0.04; here it is off unless asked for.
 
     Attributes:
-        clip_low, clip_high: the ratio is clipped to [1 − clip_low, 1 + clip_high].
-        kl_coef: weight of the reference penalty; 0 = none, and no reference log-probs are needed.
-        normalise: ``token``, ``sequence`` or ``group`` (``ObjectiveBatch.weights``).
+        normalise: what counts the same in the step's mean: every ``token``, ``sequence`` or ``group``.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    normalise: Normalise = "token"
+    normalise: Normalise = "sequence"
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1:
-            raise ConfigError("[objective] clip_low must be in [0, 1]")
-        if self.clip_high < 0:
-            raise ConfigError("[objective] clip_high must not be negative")
-        if self.kl_coef < 0:
-            raise ConfigError("[objective] kl_coef must not be negative")
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Sampling log-probs and advantages; reference log-probs with a penalty."""
-        reference: tuple[Column, ...] = ("ref_logprobs",) if self.kl_coef > 0 else ()
-        return ("old_logprobs", "advantages", *reference)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dapo(ClippedObjective):
+    """DAPO (Yu et al. 2025): a higher upper bound, and every token counts the same.
 
-    def __call__(self, batch: ObjectiveBatch) -> ObjectiveOutput:
-        """The loss contribution and metric sums of one consumer."""
-        weight = batch.weights(self.normalise)
-        advantage = batch.column("advantages")
-        log_ratio = batch.logprobs - batch.column("old_logprobs")
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        loss = -(ratio * advantage).minimum(clipped * advantage)
-        means = {
-            "ratio": ratio,
-            "clip_fraction": (clipped * advantage < ratio * advantage).to(ratio.dtype),
-            "kl_old": (-log_ratio).exp() + log_ratio - 1,
-            "logprob": batch.logprobs,
-        }
-        if self.kl_coef > 0:
-            log_reference = batch.column("ref_logprobs") - batch.logprobs
-            kl = log_reference.exp() - log_reference - 1
-            loss = loss + self.kl_coef * kl
-            means["kl_ref"] = kl
-        count = float(batch.logprobs.numel())
-        metrics = {name: MetricSum(total=value.detach().sum(), count=count) for name, value in means.items()}
-        return ObjectiveOutput(loss=(weight * loss).sum(), metrics=metrics)
+    Dynamic sampling and overlong reward shaping happen before the data reach training.
+
+    Attributes:
+        clip_high: the ratio is clipped from above at 1 + clip_high.
+    """
+
+    clip_high: float = 0.28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrGrpo(ClippedObjective):
+    """Dr. GRPO (Liu et al. 2025): a sum over tokens divided by a constant, so that length has no weight.
+
+    weight_t = 1 / (trajectories of the step · max_tokens). The advantages should be rewards minus the mean of
+    the group, not divided by the standard deviation.
+
+    Attributes:
+        max_tokens: the constant, the generation budget in the paper.
+    """
+
+    max_tokens: int
+
+    def check_options(self) -> None:
+        """Refuse a constant that cannot divide."""
+        ClippedObjective.check_options(self)  # super() does not work in dataclasses with slots
+        require(self.max_tokens >= 1, "max_tokens must be at least 1")
+        require(self.normalise == "token", "normalise has no meaning for dr_grpo: max_tokens normalises")
+
+    def position_weights(self, batch: ObjectiveBatch) -> Tensor:
+        """The same for every position."""
+        weight = 1 / (batch.totals.sequences * self.max_tokens)
+        return batch.logprobs.new_full(batch.logprobs.shape, weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ppo(ClippedObjective):
+    """PPO's clipped policy loss (Schulman et al. 2017, equation 7), optionally with a dual clip.
+
+    With dual_clip = c, where A < 0: policy_t = −max(min(r·A, r̄·A), c·A) (Ye et al. 2020), so that
+    a large ratio cannot make the loss arbitrarily large. There is no value function here: advantages, per
+    token or per trajectory, come with the data.
+
+    Metrics: also ``dual_clip_fraction``, the share of positions bounded by c.
+
+    Attributes:
+        dual_clip: c > 1, or 0 for none.
+    """
+
+    dual_clip: float = 0.0
+
+    def check_options(self) -> None:
+        """Refuse a dual clip inside the ratio's own range."""
+        ClippedObjective.check_options(self)
+        require(self.dual_clip == 0 or self.dual_clip > 1, "dual_clip must be above 1, or 0 for none")
+
+    def clipped_loss(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clipped loss, bounded by −c·A where A < 0."""
+        loss, means = ClippedObjective.clipped_loss(self, ratio, advantage)
+        if not self.dual_clip:
+            return loss, means
+        bound = -self.dual_clip * advantage
+        bounded = (advantage < 0) & (loss > bound)
+        means["dual_clip_fraction"] = bounded.to(ratio.dtype)
+        return bound.where(bounded, loss), means

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from harts_core.errors import ExecError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -47,6 +49,8 @@ class ObjectiveBatch:
         group_sequences: [R], trajectories of its group over the step.
         totals: step-wide counts.
         old_logprobs, ref_logprobs, advantages: [P], or None where the objective does not ask for it.
+        entropy: H [P], nats, of the distribution that each position was predicted from, differentiable; None
+            where the objective does not ask for it (``needs_entropy``).
     """
 
     logprobs: Tensor
@@ -60,6 +64,7 @@ class ObjectiveBatch:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     advantages: Tensor | None = None
+    entropy: Tensor | None = None
 
     def column(self, name: Column) -> Tensor:
         """A metadata column [P] that the objective declared in ``columns``."""
@@ -80,6 +85,27 @@ class ObjectiveBatch:
         if normalise == "sequence":
             return 1 / (self.totals.sequences * self.sequence_tokens)[self.sequence]
         return 1 / (self.totals.groups * self.group_tokens)[self.sequence]
+
+    def sequence_mean(self, values: Tensor, objective: str) -> Tensor:
+        """[P] → [R], the mean over the trained positions of each trajectory.
+
+        Args:
+            values: one per position.
+            objective: its name, for the error.
+
+        Raises:
+            ExecError: the plan splits a trajectory, so that this unit does not see all of its positions.
+        """
+        here = self.sequence.bincount(minlength=len(self.rows))
+        split = (here != self.sequence_tokens).nonzero().flatten()
+        if len(split):
+            raise ExecError(
+                f"{objective} couples all positions of a trajectory, but the plan splits trajectories",
+                where=f"row {int(self.rows[split[0]])}",
+                hint="use a plan of whole trajectories, or an objective of single tokens",
+            )
+        sums = values.new_zeros(len(self.rows)).index_add(0, self.sequence, values)
+        return sums / self.sequence_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +132,8 @@ class ObjectiveOutput:
 class Objective(Protocol):
     """A function of log-probabilities in trajectory order.
 
-    Implementations are frozen dataclasses: their fields are the options of the ``[objective]`` table.
+    Implementations are frozen dataclasses: their fields are the options of the ``[objective]`` table. One
+    that reads ``ObjectiveBatch.entropy`` also has ``needs_entropy``, true.
     """
 
     @property
@@ -115,3 +142,8 @@ class Objective(Protocol):
 
     def __call__(self, batch: ObjectiveBatch) -> ObjectiveOutput:
         """The loss contribution and metric sums of one consumer."""
+
+
+def needs_entropy(objective: Objective) -> bool:
+    """Whether the objective reads the entropies; one without ``needs_entropy`` does not."""
+    return bool(getattr(objective, "needs_entropy", False))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import MISSING, fields
@@ -69,6 +70,10 @@ def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path
         ("[optimizer]\nschedule = 'cosine'\n", "needs decay_steps"),
         ("[optimizer]\nwarmup_steps = 5\ndecay_steps = 5\n", "decay_steps must be greater than warmup_steps"),
         ("[optimizer]\nlearning_rate = 1e-6\nmin_learning_rate = 1e-5\n", "must not exceed learning_rate"),
+        ("[optimizer]\nexpert_bias_rate = -1.0\n", "expert_bias_rate must not be negative"),
+        ("[objective]\nbalance_loss_coef = -1.0\n", "balance_loss_coef must not be negative"),
+        ("[objective]\nbalance_loss = 'sequence'\n", 'balance_loss = "sequence" is not available'),
+        ("[objective]\nbalance_loss = 'group'\n", "must be one of batch, sequence"),
         ("[parallel]\ntp = 2\n", "tp = 2 is not available"),
         ("[parallel]\nsp = true\n", "sp = true needs tensor parallelism"),
         ("[parallel]\ndp = 0\n", "dp must be at least 1"),
@@ -104,8 +109,6 @@ def test_every_key_is_documented_with_its_default() -> None:
         assert f"## `[{section}]`" in text
         part = text.split(f"## `[{section}]`")[1].split("\n## ")[0]
         keys = [f for f in fields(cls) if f.name != OPEN_KEYS.get(section)]
-        if section == "objective":
-            keys += [f for objective in OBJECTIVES.values() for f in fields(objective)]
         if section == "model":
             keys += [f for f in fields(ModelConfig) if f.name != "extra"]
             assert all(f"`{name}`" in part for name in (*ALIASES, *NOT_COMPUTED, *PRESETS))
@@ -117,6 +120,20 @@ def test_every_key_is_documented_with_its_default() -> None:
                 assert float(shown) == key.default, key.name
             else:
                 assert shown == toml_text(key.default), key.name
+
+
+def test_every_option_of_every_objective_is_documented_with_its_default() -> None:
+    part = DOC.read_text(encoding="utf-8").split("## `[objective]`")[1].split("\n## ")[0]
+    for name, objective in OBJECTIVES.items():
+        assert f"`{name}`" in part
+        for key in fields(objective):
+            line = next((x for x in part.splitlines() if x.startswith(f"| `{key.name}`")), None)
+            assert line is not None, f"{key.name} of {name} is not in docs/configuration.md"
+            first, *rest = re.findall(r"[`*]([^`*]+)[`*]", line.split("|")[3])
+            shown = dict(zip(rest[::2], rest[1::2], strict=True)).get(name, first)
+            assert shown == toml_text(key.default), f"{key.name} of {name}"
+            owners = line.split("|")[4].strip()
+            assert owners.startswith("all") != (f"`{name}`" in owners), f"{key.name} of {name}"
 
 
 def test_config_and_objectives_import_no_torch() -> None:
