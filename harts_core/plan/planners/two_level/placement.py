@@ -16,15 +16,18 @@ from harts_core.trees.neighbours import neighbour_lcp
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-REPLICA_STIFFNESS = 100
-"""What unequal replicas cost, up to 8 of them; less with more, which have fewer items each to even out."""
+REPLICA_STIFFNESS = 200
+"""What unequal replicas cost, up to 8 of them; with more, which have fewer items each, evening them out costs
+more tokens than it is worth."""
 CELL_STIFFNESS, CELL_WEIGHT = 10, 4
 """What unequal cells cost, and their tokens: those shared by windows of a replica are computed once, but fill
 its outer producer."""
 HOT_TOKENS, COLD_TOKENS = 2000, 20
 """Temperatures at the start and the end, for a capacity of 65,536 tokens."""
 CELL_MOVES, PACKING_MOVES = 400, 200
-"""Annealing moves per item."""
+"""Annealing moves per item (for cells, from 32 replicas on a multiple)."""
+MOST_MOVES = 6_000_000
+"""In one annealing; reached at about 15,000 items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +97,7 @@ def _anneal_cells(
             of_finest=cells // windows,
             target=np.full(dp, max(1, tokens // dp)),
             weight=WEIGHT,
-            stiffness=max(1, REPLICA_STIFFNESS * 64 // max(8, dp) ** 2),
+            stiffness=max(1, round(REPLICA_STIFFNESS * (8 / max(8, dp)) ** 2.5)),
         )
     ]
     if windows > 1:
@@ -108,7 +111,7 @@ def _anneal_cells(
         least_items=np.full(len(cells), least),
         hot=HOT_TOKENS * capacity // 65536,
         cold=COLD_TOKENS * capacity // 65536,
-        moves=CELL_MOVES * moves * len(length),
+        moves=min(MOST_MOVES, CELL_MOVES * moves * max(1, dp // 16) * len(length)),
         seed=seed,
     )
 

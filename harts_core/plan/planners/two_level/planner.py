@@ -17,7 +17,7 @@ from harts_core.plan.planners.two_level.sharing import ProducerLimits, share_pre
 from harts_core.plan.windows_layout import ProducerLevel, layout_windows
 from harts_core.progress import Progress
 
-SLOTS_PER_WINDOW = 7
+SLOTS_PER_WINDOW, LEAST_SLOTS_PER_WINDOW = 7, 4
 """About as many slots share an inner producer: fewer leave the outer one too much, more the inner one."""
 SEARCH = "search for windows and producers"
 
@@ -92,10 +92,10 @@ def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
 
 
 def window_counts(problem: PlanProblem, items: Items) -> list[int]:
-    """Numbers of windows to try, the likeliest first; each cell has at least two items."""
+    """Numbers of windows to try, the likeliest first; each cell has two items, each window a few slots."""
     tokens = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
     slots = tokens / (problem.dp * problem.capacity)
-    most = max(1, len(items.length) // (2 * problem.dp))
+    most = max(1, min(len(items.length) // (2 * problem.dp), int(slots / LEAST_SLOTS_PER_WINDOW)))
     likely = round(slots / SLOTS_PER_WINDOW)
     counts = [min(most, max(1, n)) for n in (likely, likely + 1, likely - 1, likely * 2)]
     return list(dict.fromkeys(counts))
