@@ -91,6 +91,8 @@ class OptimizerSection:
         warmup_steps: the rate rises linearly over this many steps.
         decay_steps: the step at which the decay ends (required by ``linear`` and ``cosine``).
         min_learning_rate: the rate at the end of the decay and after.
+        num_minibatches: optimizer steps per plan: its slots are split, in order, into that many parts with
+            normalisers of their own. Parts never cut a sharing window.
         expert_bias_rate: after each update, the routing bias of every expert moves by this much towards even
             loads (0 = it stays as loaded).
     """
@@ -105,6 +107,7 @@ class OptimizerSection:
     warmup_steps: int = 0
     decay_steps: int | None = None
     min_learning_rate: float = 0.0
+    num_minibatches: int = 1
     expert_bias_rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -112,6 +115,7 @@ class OptimizerSection:
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"[optimizer] {name} must be in [0, 1)")
         _require(self.eps > 0, "[optimizer] eps must be positive")
+        _require(self.num_minibatches >= 1, "[optimizer] num_minibatches must be at least 1")
         for name in (
             "weight_decay",
             "max_grad_norm",

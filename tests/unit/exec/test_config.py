@@ -70,6 +70,7 @@ def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path
         ("[optimizer]\nschedule = 'cosine'\n", "needs decay_steps"),
         ("[optimizer]\nwarmup_steps = 5\ndecay_steps = 5\n", "decay_steps must be greater than warmup_steps"),
         ("[optimizer]\nlearning_rate = 1e-6\nmin_learning_rate = 1e-5\n", "must not exceed learning_rate"),
+        ("[optimizer]\nnum_minibatches = 0\n", "num_minibatches must be at least 1"),
         ("[optimizer]\nexpert_bias_rate = -1.0\n", "expert_bias_rate must not be negative"),
         ("[objective]\nbalance_loss_coef = -1.0\n", "balance_loss_coef must not be negative"),
         ("[objective]\nbalance_loss = 'sequence'\n", 'balance_loss = "sequence" is not available'),
