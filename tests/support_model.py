@@ -23,6 +23,8 @@ from harts_core.plan.cost_model import DEFAULT_COST_MODEL, load_cost_model
 from harts_core.trees.rollout_tree import RolloutTree
 
 Weights = dict[str, Tensor]
+Router = tuple[Tensor, list[list[int]]]
+"""Logits [T, E] and each token's chosen experts."""
 
 
 def simple_bundle(
@@ -74,20 +76,27 @@ def model_weights(model: torch.nn.Module) -> Weights:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def reference_logprobs(config: Any, weights: Weights, tree: RolloutTree) -> list[Tensor]:
-    """For each row, λ of its trained positions, in float of the weights."""
+def reference_logprobs(
+    config: Any, weights: Weights, tree: RolloutTree, routers: list[list[Router]] | None = None
+) -> list[Tensor]:
+    """For each row, λ of its trained positions, in float of the weights; its routing goes to ``routers``."""
     result = []
     for row in range(tree.num_rows):
         tokens = torch.tensor(tree.tokens(row).astype(np.int64))
-        hidden = reference_hidden(config, weights, tokens)
+        routing: list[Router] = []
+        hidden = reference_hidden(config, weights, tokens, routing)
+        if routers is not None:
+            routers.append(routing)
         logp = F.log_softmax(hidden @ weights["lm_head.weight"].t(), dim=-1)
         trained = torch.tensor(tree.trained_positions(row).astype(np.int64))
         result.append(logp[trained - 1, tokens[trained]])
     return result
 
 
-def reference_hidden(config: Any, weights: Weights, tokens: Tensor) -> Tensor:
-    """[T, D] after the final norm."""
+def reference_hidden(
+    config: Any, weights: Weights, tokens: Tensor, routers: list[Router] | None = None
+) -> Tensor:
+    """[T, D] after the final norm; the routing of every expert layer is appended to ``routers``."""
     x = weights["model.word_embeddings.weight"][tokens]
     for i in range(config.num_hidden_layers):
 
@@ -101,7 +110,7 @@ def reference_hidden(config: Any, weights: Weights, tokens: Tensor) -> Tensor:
         if i < config.first_k_dense_replace:
             x = x + _swiglu(w, "mlp.", normed)
         else:
-            x = x + _moe(config, w, normed)
+            x = x + _moe(config, w, normed, routers)
     return _rms(x, weights["model.norm.weight"], config.rms_norm_eps)
 
 
@@ -183,11 +192,13 @@ def _swiglu(w: Callable[[str], Tensor], prefix: str, x: Tensor) -> Tensor:
     ).t()
 
 
-def _moe(config: Any, w: Callable[[str], Tensor], x: Tensor) -> Tensor:
-    scores = torch.sigmoid(x @ w("mlp.gate.weight").t())
-    rows = []
+def _moe(config: Any, w: Callable[[str], Tensor], x: Tensor, routers: list[Router] | None) -> Tensor:
+    logits = x @ w("mlp.gate.weight").t()
+    scores = torch.sigmoid(logits)
+    rows, chosen = [], []
     for t in range(len(x)):
         experts = chosen_experts(config, (scores[t] + w("mlp.gate.expert_bias")).tolist())
+        chosen.append(experts)
         weight = scores[t][experts] / (scores[t][experts].sum() + 1e-20) * config.routed_scaling_factor
         y = torch.zeros_like(x[t])
         for e, share in zip(experts, weight, strict=True):
@@ -196,6 +207,8 @@ def _moe(config: Any, w: Callable[[str], Tensor], x: Tensor) -> Tensor:
                 w("mlp.experts.down_proj")[e] @ (a * torch.sigmoid(a) * (w("mlp.experts.up_proj")[e] @ x[t]))
             )
         rows.append(y)
+    if routers is not None:
+        routers.append((logits, chosen))
     return torch.stack(rows) + _swiglu(w, "mlp.shared_experts.", x)
 
 

@@ -30,7 +30,7 @@ class StepMetrics:
         interface_bytes: most bytes held at a time for units that import: shared rows and their gradients.
         seconds: clock time of the step.
         tokens_per_s: original tokens per second.
-        objective: the objective's own metrics.
+        objective: the objective's own metrics and, of layers with experts, the router's.
     """
 
     step: int

@@ -57,12 +57,13 @@ class StepData:
     group_sequences: Int64
     columns: dict[Column, Ragged]
 
-    def batch(self, layout: UnitLayout, logprobs: Tensor) -> ObjectiveBatch:
+    def batch(self, layout: UnitLayout, logprobs: Tensor, entropy: Tensor | None = None) -> ObjectiveBatch:
         """A unit's log-probabilities with the metadata of their positions.
 
         Args:
             layout: the unit's; it says which trained position each value belongs to.
             logprobs: λ [P], ordered by (row, position).
+            entropy: H [P], where the objective reads it.
         """
         import torch
 
@@ -84,6 +85,7 @@ class StepData:
             group_tokens=number(self.group_tokens[self.group[rows]]),
             group_sequences=number(self.group_sequences[self.group[rows]]),
             totals=self.totals,
+            entropy=entropy,
             **{name: number(_pick(column, row, index)) for name, column in self.columns.items()},
         )
 

@@ -11,17 +11,20 @@ import math
 import time
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from harts_core.errors import NonFiniteError
 from harts_core.exec.config import Recompute
-from harts_core.exec.head import unit_logprobs
+from harts_core.exec.head import unit_head, unit_logprobs
 from harts_core.exec.layout import UnitLayout
 from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
-from harts_core.exec.objectives import MetricSum, Objective
+from harts_core.exec.model.moe_losses import RouterTerms, update_expert_bias
+from harts_core.exec.objectives import MetricSum, Objective, needs_entropy
 from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.router import StepRouter
 from harts_core.exec.step_data import StepData, build_step_data
 from harts_core.exec.unit import unit_hidden
 from harts_core.exec.windows import ExecutionCounts, UnitExecutor, UnitForward
@@ -37,14 +40,17 @@ class StepLoss:
     Attributes:
         loss: sum of the units' contributions.
         grad_norm: global norm of the accumulated gradients.
-        metrics: the objective's metrics, means over the step.
+        metrics: the objective's metrics, means over the step, and the router's.
         counts: what was executed.
+        expert_counts: int64 [layers with experts, experts], original tokens that each expert got; None
+            without experts.
     """
 
     loss: float
     grad_norm: float
     metrics: dict[str, float]
     counts: ExecutionCounts
+    expert_counts: Tensor | None
 
 
 class Trainer:
@@ -53,10 +59,11 @@ class Trainer:
     Args:
         model: the model; its device and dtype are used.
         objective: the loss.
-        optimizer: over the model's parameters.
+        optimizer: over the model's parameters; its configuration also has the rate of the experts' bias.
         recompute: ``none``, or ``layer``: recompute activations in the backward pass.
         head_block_rows: rows of vocabulary logits held at a time.
         linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or a comparison.
+        router: weights of the router's losses.
         steps_done: optimizer steps already taken (a resumed run).
     """
 
@@ -69,6 +76,7 @@ class Trainer:
         recompute: Recompute = "none",
         head_block_rows: int = 1024,
         linear_calls: LinearCalls = "rounds",
+        router: RouterTerms = RouterTerms(),
         steps_done: int = 0,
     ) -> None:
         self.model = model
@@ -77,6 +85,7 @@ class Trainer:
         self.recompute = recompute
         self.head_block_rows = head_block_rows
         self.linear_calls = linear_calls
+        self.router = router
         self.steps_done = steps_done
 
     def prepare(self, bundle: PlanBundle, tree: RolloutTree) -> StepData:
@@ -100,6 +109,9 @@ class Trainer:
         start = time.perf_counter()
         result = self.backward(data, progress)
         rate = self.optimizer.step(self.steps_done, result.grad_norm)
+        if result.expert_counts is not None:
+            bias_rate = self.optimizer.config.expert_bias_rate
+            update_expert_bias(self.model.expert_biases, result.expert_counts, bias_rate)
         self.steps_done += 1
         seconds = time.perf_counter() - start
         return StepMetrics(
@@ -126,11 +138,12 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         sums = _StepSums()
+        router = StepRouter.begin(self.model, data, self.router, self.linear_calls)
         executor = UnitExecutor(
             self.model,
             data.bundle,
             data.tree,
-            lambda forward: self._loss(data, forward, sums),
+            lambda forward: self._loss(data, forward, sums, router),
             recompute=self.recompute,
             linear_calls=self.linear_calls,
         )
@@ -144,29 +157,48 @@ class Trainer:
                 norm = self.optimizer.grad_norm()
                 if not math.isfinite(norm):
                     raise self._not_finite(data, event.unit, "a gradient")
-        return StepLoss(loss=sums.loss, grad_norm=norm, metrics=sums.means(), counts=executor.counts)
+        return StepLoss(
+            loss=sums.loss,
+            grad_norm=norm,
+            metrics=router.metrics() | sums.means(),
+            counts=executor.counts,
+            expert_counts=None if router.sums is None else router.sums.counts,
+        )
 
     def logprobs(self, layout: UnitLayout) -> Tensor:
         """λ of the trained positions of a unit without imports, by (row, position), differentiable."""
         hidden = unit_hidden(self.model, layout, recompute=self.recompute)
         return unit_logprobs(self.model, hidden, layout, block_rows=self.head_block_rows)
 
-    def _loss(self, data: StepData, forward: UnitForward, sums: _StepSums) -> Tensor | None:
-        """One unit's contribution to the step's loss; None where it evaluates no trained position."""
+    def _loss(
+        self, data: StepData, forward: UnitForward, sums: _StepSums, router: StepRouter
+    ) -> Tensor | None:
+        """One unit's contribution to the step's loss; None where it has none."""
+        parts = [self._objective_loss(data, forward, sums), router.loss(forward)]
+        terms = [part for part in parts if part is not None]
+        if not terms:
+            return None
+        loss = torch.stack(terms).sum()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise self._not_finite(data, forward.layout.unit, "the loss")
+        sums.loss += value
+        return loss
+
+    def _objective_loss(self, data: StepData, forward: UnitForward, sums: _StepSums) -> Tensor | None:
+        """The objective's part; None where the unit evaluates no trained position."""
         if not len(forward.layout.trained_row):
             return None
-        logprobs = unit_logprobs(
+        head = unit_head(
             self.model,
             forward.hidden,
             forward.layout,
             block_rows=self.head_block_rows,
             imported_hidden=forward.imported_hidden,
+            entropy=needs_entropy(self.objective),
         )
-        output = self.objective(data.batch(forward.layout, logprobs))
-        value = float(output.loss.detach())
-        if not math.isfinite(value):
-            raise self._not_finite(data, forward.layout.unit, "the loss")
-        sums.add(value, output.metrics)
+        output = self.objective(data.batch(forward.layout, head.logprobs, head.entropy))
+        sums.add(output.metrics)
         return output.loss
 
     def _not_finite(self, data: StepData, unit: int, what: str) -> NonFiniteError:
@@ -186,8 +218,7 @@ class _StepSums:
     loss: float = 0.0
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, loss: float, metrics: dict[str, MetricSum]) -> None:
-        self.loss += loss
+    def add(self, metrics: dict[str, MetricSum]) -> None:
         for name, metric in metrics.items():
             total = self.metrics.setdefault(name, [0.0, 0.0])
             total[0] += float(metric.total)

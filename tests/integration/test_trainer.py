@@ -84,7 +84,9 @@ def test_step_metrics(tmp_path: Path) -> None:
     assert metrics.units == 4
     assert metrics.lr == 1e-3
     assert metrics.tokens_per_s == pytest.approx(metrics.original_tokens / metrics.seconds)
-    assert metrics.objective.keys() == {"ratio", "clip_fraction", "kl_old", "kl_ref", "logprob"}
+    own = {"ratio", "clip_fraction", "kl_old", "kl_ref", "logprob"}
+    router = {"router_z_loss", "balance_loss", "expert_load_max", "expert_load_min", "experts_idle"}
+    assert metrics.objective.keys() == own | router
     assert calls[-1] == ("units", 4, 4)
 
     log = MetricsLog(tmp_path / "metrics.jsonl")

@@ -137,6 +137,11 @@ class HybridModel(nn.Module):
         """Where the weights are."""
         return next(self.parameters()).device
 
+    @property
+    def expert_biases(self) -> list[Tensor]:
+        """[E] in the state dtype: the routing bias of every layer with experts, in order."""
+        return [layer.mlp.gate.expert_bias for layer in self.model.layers if isinstance(layer.mlp, MoE)]
+
     def forward(
         self,
         layout: UnitLayout | DeviceLayout,

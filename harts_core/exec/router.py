@@ -1,0 +1,68 @@
+"""A step's router: its losses unit by unit, and the statistics of all its units.
+
+The formulas are in ``harts_core.exec.model.moe_losses``. The balance loss needs the expert loads of the whole
+step before the first backward, so they are counted by a forward-only pass over the same units.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harts_core.exec.layout_rounds import LinearCalls
+from harts_core.exec.model.decoder import HybridModel
+from harts_core.exec.model.moe_losses import RouterSums, RouterTerms, router_losses, router_sums
+from harts_core.exec.schedule import unit_events
+from harts_core.exec.step_data import StepData
+from harts_core.exec.windows import UnitExecutor, UnitForward
+
+
+class StepRouter:
+    """Collects the routing of a step's units; each is shown once, right after its forward.
+
+    Args:
+        terms: weights of the router's losses.
+        original_tokens: S of the step, all replicas.
+        load: f of the whole step, [L, E]; None where the balance loss has no weight.
+
+    Attributes:
+        sums: over the units shown so far; None before the first, and without experts.
+    """
+
+    def __init__(self, terms: RouterTerms, original_tokens: int, load: Tensor | None) -> None:
+        self.terms, self.original_tokens, self.load = terms, original_tokens, load
+        self.sums: RouterSums | None = None
+
+    @classmethod
+    def begin(
+        cls, model: HybridModel, data: StepData, terms: RouterTerms, linear_calls: LinearCalls = "rounds"
+    ) -> StepRouter:
+        """The router of a step on a model, the loads counted if they are needed."""
+        load = None
+        if terms.balance_loss_coef > 0 and model.expert_biases:
+            counting = cls(RouterTerms(), data.original_tokens, None)
+            executor = UnitExecutor(
+                model, data.bundle, data.tree, counting.loss, training=False, linear_calls=linear_calls
+            )
+            for event in unit_events(executor.links, data.units, training=False):
+                executor.run(event)
+            assert counting.sums is not None  # a step has units, and this model has experts
+            load = counting.sums.load
+        return cls(terms, data.original_tokens, load)
+
+    def loss(self, forward: UnitForward) -> Tensor | None:
+        """A unit's share of the router's losses; None where there is none."""
+        if not forward.routing:
+            return None
+        occurrences = torch.as_tensor(forward.layout.occurrences, device=forward.hidden.device)
+        found = router_sums(forward.routing, occurrences)
+        self.sums = found if self.sums is None else self.sums + found
+        if not self.terms.has_loss:
+            return None
+        return router_losses(
+            forward.routing, occurrences, self.terms, original_tokens=self.original_tokens, load=self.load
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """``RouterSums.metrics`` of the units shown; empty without experts."""
+        return {} if self.sums is None else self.sums.metrics()
