@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harts_core.exec import checkpoint, config, metrics
+from harts_core.exec import checkpoint, config, logprob, metrics
 from harts_core.exec.model.config import ALIASES, ModelConfig
 from harts_core.exec.model_section import NOT_COMPUTED
 from harts_core.exec.objectives import OBJECTIVES
@@ -182,6 +182,7 @@ JSON: dict[str, Callable[[], Schema]] = {
     "train-config": train_config,
     "train-metrics": metrics_line,
     "train-report": train_report,
+    "logprob-report": _report(logprob.LogprobReport),
     "checkpoint-state": checkpoint_state,
 }
 

@@ -82,7 +82,7 @@ def loaded_packages(tmp_path: Path, *arguments: str) -> set[str]:
 
 
 HELP = [[], ["synth"], ["ingest"], ["plan"], ["inspect"], ["inspect", "tree"], ["inspect", "plan"]]
-HELP += [["inspect", "diff"], ["train"], ["export"]]
+HELP += [["inspect", "diff"], ["train"], ["logprob"], ["export"]]
 
 
 @pytest.mark.parametrize("command", HELP, ids=" ".join)
