@@ -40,9 +40,14 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "score_function": ("sigmoid",),
     "moe_router_enable_expert_bias": (True,),
+    "pretraining_tp": (1, None),
+    # no token is ever dropped
     "moe_expert_capacity_factor": (None,),
     "moe_token_drop_policy": (None,),
-    "pretraining_tp": (1, None),
+    "moe_pad_expert_input_to_capacity": (False, None),
+    "capacity_factor": (None,),
+    "expert_capacity": (None,),
+    "drop_tokens": (False, None),
 }
 """Keys that would change the computation if they had another value than these."""
 
