@@ -1,0 +1,133 @@
+"""The planner harts: edge cases, windows and nested producers, effort and time budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harts_core.errors import InfeasiblePlanError
+from harts_core.plan.bundle import CONSUMER, PRODUCER, PlanBundle
+from harts_core.plan.bundle_file import bundle_to_tables
+from harts_core.plan.options import PlanOptions
+from harts_core.plan.plan_tree import plan_tree
+from tests.support import random_sequences, tree_from_sequences
+
+
+def plan(sequences: list[list[int]], **options: Any) -> PlanBundle:
+    return plan_tree(tree_from_sequences(sequences, vocab=2000), PlanOptions(planner="harts", **options))
+
+
+def agents(rng: np.random.Generator, *, tasks: int, rollouts: int, turns: int) -> list[list[int]]:
+    """Trajectories that fork off at random turns of their task's earlier ones, under one system prompt."""
+    system = rng.integers(0, 1000, 40).tolist()
+    rows = []
+    for task in range(tasks):
+        base = [*system, 1000 + task, *rng.integers(0, 1000, 60).tolist()]
+        mine: list[list[int]] = []
+        for _ in range(rollouts):
+            parent = mine[rng.integers(len(mine))] if mine and rng.random() < 0.7 else base
+            keep = int(rng.integers(len(base), len(parent) + 1))
+            mine.append(parent[:keep] + rng.integers(0, 1000, int(rng.integers(20, 30 * turns))).tolist())
+        rows += mine
+    return rows
+
+
+def test_a_single_row() -> None:
+    m = plan([[1, 2, 3]], dp=1, capacity=3).metrics
+    assert (m["num_consumers"], m["num_windows"], m["residual_tokens"]) == (1, 0, 3)
+
+
+def test_identical_rows_fill_every_replica() -> None:
+    m = plan([[1, 2, 3, 4]] * 9, dp=4, capacity=4).metrics
+    assert (m["num_consumers"], m["complete_tokens"], m["balance"]) == (4, 16, 1.0)
+
+
+def test_no_sharing_has_no_producers() -> None:
+    m = plan([[i] * (i + 1) for i in range(12)], dp=2, capacity=20).metrics
+    assert (m["producer_tokens"], m["num_windows"], m["decoder_compression"]) == (0, 0, 1.0)
+
+
+def test_fewer_rows_than_replicas_are_refused() -> None:
+    with pytest.raises(InfeasiblePlanError, match="2 trajectories cannot give each of 3 replicas one"):
+        plan([[1], [2]], dp=3, capacity=4)
+
+
+def test_a_row_longer_than_the_capacity_is_named() -> None:
+    with pytest.raises(InfeasiblePlanError, match="longer than the capacity") as error:
+        plan([[1], [2, 3, 4], [5]], dp=1, capacity=2)
+    assert "rows 1 (3 tokens)" in str(error.value)
+
+
+def test_one_replica_computes_every_token_once() -> None:
+    rng = np.random.default_rng(0)
+    m = plan(agents(rng, tasks=4, rollouts=6, turns=4), dp=1, capacity=400).metrics
+    assert m["decoder_compression"] == m["bound_decoder"]
+    assert m["balance"] == 1.0
+
+
+def test_capacity_of_the_longest_row() -> None:
+    rows = agents(np.random.default_rng(1), tasks=3, rollouts=6, turns=5)
+    bundle = plan(rows, dp=2, capacity=max(map(len, rows)))
+    assert bundle.units.complete_tokens.max() <= max(map(len, rows))
+
+
+def test_windows_with_nested_producers_even_the_slots() -> None:
+    rows = agents(np.random.default_rng(2), tasks=30, rollouts=6, turns=6)
+    bundle = plan(rows, dp=2, capacity=700)
+    m, w, u = bundle.metrics, bundle.windows, bundle.units
+    spans = list(zip(w.slot_start.tolist(), w.slot_stop.tolist(), strict=True))
+    assert (0, m["num_slots"]) in spans  # the outer one, for the whole step
+    assert any(a > 0 for a, _ in spans)
+    inner = np.flatnonzero((u.kind == PRODUCER) & (u.complete_tokens > u.computed_tokens))
+    assert len(inner)  # producers that import from the outer one
+    assert m["decoder_compression"] > 1.1 * m["bound_within"]  # no plan without producers reaches that
+    assert m["effective_compression"] > 0.93 * m["bound_decoder"]
+    assert m["slot_balance_p5"] > 0.9
+
+
+def test_hoisted_tokens_serve_one_consumer() -> None:
+    """Producers also hold prefixes that only one consumer uses."""
+    bundle = plan(agents(np.random.default_rng(3), tasks=10, rollouts=6, turns=8), dp=2, capacity=800)
+    s, u = bundle.spans, bundle.units
+    imported = (s.owner != s.unit) & (u.kind[s.unit] == CONSUMER)
+    users: dict[tuple[int, int], set[int]] = {}
+    for i in np.flatnonzero(imported):
+        users.setdefault((int(s.owner[i]), int(s.owner_span[i])), set()).add(int(s.unit[i]))
+    assert any(len(units) == 1 for units in users.values())
+    assert any(len(units) > 1 for units in users.values())
+
+
+@pytest.mark.parametrize("live", [1, 2, 3])
+@pytest.mark.parametrize("producer_capacity", [50, 300])
+def test_producer_limits(live: int, producer_capacity: int) -> None:
+    """The validator holds both limits; more room never costs balance."""
+    rows = agents(np.random.default_rng(4), tasks=8, rollouts=6, turns=6)
+    options = {"dp": 4, "capacity": 700, "pad": 8}
+    bundle = plan(rows, max_live_producers=live, producer_capacity=producer_capacity, **options)
+    assert bundle.units.computed_tokens[bundle.units.kind == PRODUCER].max() <= producer_capacity
+
+
+def test_more_effort_is_never_worse_and_a_time_budget_is_counted_effort() -> None:
+    tree = tree_from_sequences(random_sequences(np.random.default_rng(5), num_rows=30, max_extend=80))
+    options: dict[str, Any] = {"dp": 2, "capacity": 400}
+
+    def cost(bundle: PlanBundle) -> float:
+        u = bundle.units
+        total = 0.0
+        for kind, place in ((CONSUMER, u.slot), (PRODUCER, u.window)):
+            for p in np.unique(place[u.kind == kind]):
+                mine = (u.kind == kind) & (place == p)
+                total += u.cost_forward[mine].max() + u.cost_backward[mine].max()
+        return total
+
+    costs = [cost(plan_tree(tree, PlanOptions(effort=n, **options))) for n in (1, 2, 4)]
+    assert costs == sorted(costs, reverse=True)
+    timed = plan_tree(tree, PlanOptions(effort=1, time_budget_s=0.2, **options))
+    rounds = timed.parameters["effort"]
+    assert rounds > 1
+    again = plan_tree(tree, PlanOptions(effort=rounds, **options))
+    assert again.parameters == timed.parameters
+    tables = bundle_to_tables(timed)
+    assert all(tables[name].equals(table) for name, table in bundle_to_tables(again).items())
