@@ -17,9 +17,9 @@ from harts_core.errors import (
     DataError,
     HartsError,
     InvalidPlanError,
-    MissingBackendError,
 )
-from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
+from harts_core.exec.config import TrainConfig, read_config
+from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
-INSTALL = "pip install 'harts[train]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class RunOptions:
     """What to train, on what, and where to write.
 
     Attributes:
-        plans: plan bundles, one optimizer step each, in order.
+        plans: plan bundles in order, each one optimizer step or ``[optimizer] num_minibatches`` of them.
         trees: rollout-tree files; each plan finds its own by content hash.
         config: train.toml.
         out: the run folder.
@@ -113,7 +112,7 @@ def train_run(
     setup = _check_options(options)
     steps, plans = _read_steps(options, setup)
     num_steps = len(steps) if options.steps is None else options.steps
-    _check_backend(setup.config.runtime)
+    check_backend(setup.config.runtime, "training")
     from harts_core.exec.checkpoint import RunState, checkpoint_name, remove_debris, save_checkpoint
     from harts_core.exec.metrics import MetricsLog
 
@@ -177,7 +176,7 @@ def _check_options(options: RunOptions) -> _Setup:
     resolved = {
         **config.to_dict(),
         "model": {key: getattr(model, key) for key in COMPUTED},
-        "objective": {"name": config.objective.name, **asdict(objective)},  # type: ignore[call-overload]
+        "objective": config.to_dict()["objective"] | asdict(objective),  # type: ignore[call-overload]
     }
     if (options.out / CONFIG).is_file():
         check_same_config(_read_resolved(options.out / CONFIG), resolved, where)
@@ -194,8 +193,8 @@ def _check_options(options: RunOptions) -> _Setup:
 
 
 def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tuple[str, ...]]:
-    """The plans joined with the trees that they were made for, and the hashes of their plan.json."""
-    from harts_core.exec.step_data import build_step_data
+    """The plans' optimizer steps, joined with their trees, and the hashes of their plan.json."""
+    from harts_core.exec.step_data import build_minibatches
     from harts_core.plan.bundle_file import MANIFEST, read_bundle
     from harts_core.trees.tree_file import read_tree
 
@@ -206,43 +205,25 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
         bundle = read_bundle(path)
         tree, tree_path = trees.get(bundle.tree_sha256, read[0])
         try:
-            data = build_step_data(bundle, tree, setup.objective.columns, vocab_size=setup.model.vocab_size)
+            steps += build_minibatches(
+                bundle,
+                tree,
+                setup.objective.columns,
+                vocab_size=setup.model.vocab_size,
+                num_minibatches=setup.config.optimizer.num_minibatches,
+            )
         except HartsError as error:
             file = tree_path if isinstance(error, DataError) else path
-            where = str(file) if error.where is None else f"{file}, {error.where}"
-            raise type(error)(error.what, where=where, hint=error.hint) from None
-        steps.append(data)
+            raise type(error)(error.what, where=at_file(error.where, file), hint=error.hint) from None
     return steps, tuple(sha256_file(path / MANIFEST) for path in options.plans)
-
-
-def _check_backend(runtime: RuntimeSection) -> None:
-    """Import torch and set its threads and seed."""
-    try:
-        import safetensors
-        import torch
-    except ImportError as error:
-        raise MissingBackendError(
-            f"training needs {error.name}, which is not installed", hint=INSTALL
-        ) from error
-    del safetensors
-    if runtime.device == "cuda" and not torch.cuda.is_available():
-        raise MissingBackendError(
-            "no CUDA device is available", where="[runtime] device", hint='set device = "cpu"'
-        )
-    if runtime.threads:
-        torch.set_num_threads(runtime.threads)
-    torch.manual_seed(runtime.seed)
 
 
 def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict[str, Tensor]]:
     """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
-    import torch
-
     from harts_core.exec.checkpoint import read_state, restore_optimizer
-    from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.model.moe_losses import RouterTerms
     from harts_core.exec.optimizer import Optimizer
     from harts_core.exec.trainer import Trainer
-    from harts_core.exec.weights.hf_checkpoint import load_weights
 
     runtime = setup.config.runtime
     state = None if setup.resume_from is None else read_state(setup.resume_from)
@@ -252,21 +233,16 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict
             where=str(setup.resume_from),
             hint="resume with the same plans in the same order",
         )
-    model = HybridModel(
-        setup.model,
-        dtype=getattr(torch, runtime.dtype),
-        kda_backend=runtime.backend,
-        seed=runtime.seed,
-    )
-    extra_tensors = {} if setup.weights is None else load_weights(model, setup.weights)
-    model.to(runtime.device)
+    model, extra_tensors = load_model(setup.model, setup.weights, runtime)
     optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
     if setup.resume_from is not None:
         restore_optimizer(setup.resume_from, optimizer)
+    terms = setup.config.objective
     trainer = Trainer(
         model,
         setup.objective,
         optimizer,
+        router=RouterTerms(z_loss_coef=terms.router_z_loss_coef, balance_loss_coef=terms.balance_loss_coef),
         recompute=runtime.recompute,
         head_block_rows=runtime.head_block_rows,
         steps_done=0 if state is None else state.step,
