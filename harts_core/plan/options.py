@@ -44,7 +44,7 @@ class PlanOptions:
     max_live_producers: int = 2
     effort: int = 2
     time_budget_s: float = 0.0
-    search_budget: float = 0.0
+    search_budget: float = 1.0
     on_too_long: str = "error"
 
     def __post_init__(self) -> None:

@@ -31,8 +31,9 @@ def pack_greedily(
     order: npt.NDArray[Any],
     rule: int,
     capacity: int,
+    dissolve: bool = True,
 ) -> npt.NDArray[np.int32]:
-    """int32 [N], the bin of each row; every bin is within the capacity, and none is empty.
+    """int32 [N], the bin of each row, numbered as they were opened; all are within the capacity, none empty.
 
     A row joins a bin of its lexicographic neighbours or the first bin with room for all of it, or opens a
     new one. Afterwards the lightest bins are dissolved where their rows cost no more elsewhere.
@@ -42,11 +43,13 @@ def pack_greedily(
         order: int [N], the order in which rows are placed.
         rule: BEST_FIT: the bin left with the least room; MAX_SHARED: the one where it adds the least.
         capacity: T.
+        dissolve: whether to dissolve light bins.
     """
     bins = empty_bins(length, lcp, len(length))
     room = empty_rooms(len(length))
     num_bins = _pack(bins, np.asarray(order, np.int64), rule, capacity, room)
-    _dissolve(bins, np.argsort(bins.load[:num_bins], kind="stable"), capacity, room)
+    if dissolve:
+        _dissolve(bins, np.argsort(bins.load[:num_bins], kind="stable"), capacity, room)
     return np.unique(bins.of, return_inverse=True)[1].astype(np.int32)
 
 

@@ -71,7 +71,7 @@ class PlanProblem:
         cost_model: CostModel = PRESETS[DEFAULT_COST_MODEL],
         effort: int = 2,
         time_budget_s: float = 0.0,
-        search_budget: float = 0.0,
+        search_budget: float = 1.0,
     ) -> PlanProblem:
         """The problem of placing some rows of a tree; ``producer_capacity`` None: the capacity."""
         first = np.zeros(len(rows), np.bool_)

@@ -46,7 +46,7 @@ def check_spans(bundle: PlanBundle, tree: RolloutTree, paths: TokenPaths) -> Non
     elif sharing == "none":
         require(s.parent == NONE, "sharing is none, but the span has a parent", where)
     else:
-        _check_groups(bundle, tree)
+        _check_groups(bundle, tree, paths)
 
 
 def _check_numbering(bundle: PlanBundle) -> None:
@@ -122,8 +122,11 @@ def _check_no_repeats(bundle: PlanBundle, paths: TokenPaths) -> None:
         )
 
 
-def _check_groups(bundle: PlanBundle, tree: RolloutTree) -> None:
-    """Sharing "group": one root for each group of a unit, at most one level below it, one group each."""
+def _check_groups(bundle: PlanBundle, tree: RolloutTree, paths: TokenPaths) -> None:
+    """Sharing "group": one root for each group of a unit, at most one level below it, one group each.
+
+    Several roots only where the group's rows begin with different tokens; then nothing lies below them.
+    """
     s = bundle.spans
     _, group = np.unique(np.array(tree.group_id), return_inverse=True)
     mine = group[s.row]
@@ -132,15 +135,23 @@ def _check_groups(bundle: PlanBundle, tree: RolloutTree) -> None:
         return f"unit {s.unit[i]}, span {s.span[i]}"
 
     root = s.parent == NONE
-    key = s.unit[root].astype(np.int64) * (int(group.max()) + 1) + mine[root]
-    _, first = np.unique(key, return_index=True)
-    ok = np.zeros(len(key), np.bool_)
-    ok[first] = True
     lines = np.flatnonzero(root)
-    require(ok, "a second root of one group", lambda i: where(lines[i]))
+    part = s.unit.astype(np.int64) * (int(group.max()) + 1) + mine
+    _, first, number = np.unique(part[lines], return_index=True, return_inverse=True)
+    begins = paths.name(s.row[lines], np.ones(len(lines), np.int64))
+    differs = np.zeros(len(first), np.bool_)
+    np.logical_or.at(differs, number, begins != begins[first][number])
+    differs |= np.bincount(number) == 1
+    require(differs[number], "a second root of one group", lambda i: where(lines[i]))
     child = np.flatnonzero(~root)
     parent = bundle.span_offsets[s.unit[child]] + s.parent[child]
     require(root[parent], "sharing is by group, but the span lies two levels deep", lambda i: where(child[i]))
+    several = np.unique(part[lines])[np.bincount(number) > 1]
+    require(
+        ~np.isin(part[child], several),
+        "a span below one of several roots of its group",
+        lambda i: where(child[i]),
+    )
     require(
         mine[child] == mine[parent], "parent and child are of different groups", lambda i: where(child[i])
     )

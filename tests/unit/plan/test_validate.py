@@ -278,6 +278,54 @@ def test_group_sharing_has_one_root_per_group_and_one_level() -> None:
         validate_plan(parameters(bundle, sharing="group"), tree)
 
 
+def group_plan(*rows: list[int]) -> tuple[RolloutTree, PlanBundle]:
+    """One consumer of one group's rows, sharing by group."""
+    tree = tree_from_sequences(list(rows))
+    bundle = build_bundle(
+        tree,
+        planner="test",
+        parameters={"dp": 1, "capacity": 99, "pad": 1, "chunk": 4, "seed": 0},
+        cost_model=PRESETS["tokens"],
+        replica=np.zeros(len(rows), int),
+        slot=np.zeros(len(rows), int),
+        sharing="group",
+    )
+    return tree, bundle
+
+
+def test_a_group_has_several_roots_only_without_a_common_prefix() -> None:
+    tree, bundle = group_plan([1, 2], [1, 3], [2])
+    assert bundle.spans.parent.tolist() == [NONE] * 3
+    validate_plan(bundle, tree)
+    tree, _ = group_plan([1, 2], [1, 3])
+    roots = SpanTable(
+        unit=[0, 0],
+        span=[0, 1],
+        parent=[NONE, NONE],
+        start=[0, 0],
+        stop=[2, 2],
+        row=[0, 1],
+        owner=[0, 0],
+        owner_span=[0, 1],
+    )
+    with pytest.raises(InvalidPlanError, match="second root of one group"):
+        validate_plan(replace(bundle, spans=roots, tree_sha256=tree.content_sha256), tree)
+    tree, bundle = group_plan([1, 2], [1, 3])
+    other = tree_from_sequences([[1, 2], [1, 3], [2]])
+    below = SpanTable(
+        unit=[0] * 4,
+        span=[0, 1, 2, 3],
+        parent=[NONE, 0, 0, NONE],
+        start=[0, 1, 1, 0],
+        stop=[1, 2, 2, 1],
+        row=[0, 0, 1, 2],
+        owner=[0] * 4,
+        owner_span=[0, 1, 2, 3],
+    )
+    with pytest.raises(InvalidPlanError, match="below one of several roots"):
+        validate_plan(replace(bundle, spans=below, tree_sha256=other.content_sha256), other)
+
+
 def test_windows_may_nest_but_not_cross() -> None:
     rows = [[5, 5, 5, 5, 1], [5, 5, 5, 5, 2, 2], [6], [7]]
     tree = tree_from_sequences(rows)
