@@ -115,7 +115,7 @@ class _Head(torch.autograd.Function):
             out[labels] = logits[local, device.head_labels[labels]] - lse[rows][local]
             if row_entropy is not None:
                 logp = logits.sub_(lse[rows].unsqueeze(-1))
-                row_entropy[rows] = -torch.linalg.vecdot(logp.exp(), logp)
+                row_entropy[rows] = -torch.bmm(logp.exp().unsqueeze(1), logp.unsqueeze(2)).flatten()
         ctx.save_for_backward(hidden, weight, lse, row_entropy)
         ctx.device, ctx.block_rows = device, block_rows
         return out, row_entropy

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harts_core.exec.head import unit_head, unit_logprobs
 from harts_core.exec.layout import build_unit_layout
@@ -15,6 +16,7 @@ from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden
 from tests.support import tree_from_sequences
 from tests.support_model import simple_bundle
+from tests.support_train import random_tree
 
 ROWS = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 8], [6], [6, 6]]
 
@@ -74,6 +76,33 @@ def test_entropies_in_blocks(block_rows: int) -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_no_more_than_a_block_of_logits_exists(entropy: bool) -> None:
+    tree = random_tree(3, num_rows=20)
+    layout = build_unit_layout(simple_bundle(tree, chunk=4, units=1), tree, 0)
+    model = HybridModel(replace(PRESETS["cpu-dense"], vocab_size=200), dtype=torch.float32, seed=0)
+    rows, vocab, width = len(layout.head.rows), 200, 64
+    assert rows > 2 * width
+    hidden = torch.zeros(layout.num_rows, width, requires_grad=True)
+    with LargestTensor() as largest:
+        out = unit_head(model, hidden, layout, block_rows=16, entropy=entropy)
+        (out.logprobs.sum() + (0 if out.entropy is None else out.entropy.sum())).backward()
+    assert largest.elements == max(16 * vocab, vocab * width, layout.num_rows * width) < rows * vocab
 
 
 def test_shared_pairs_are_computed_once_and_mapped_to_every_position() -> None:
