@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from harts_core.exec.config import LinearCalls
 from harts_core.exec.layout import UnitLayout, build_unit_layout
-from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden

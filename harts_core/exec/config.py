@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 Recompute = Literal["none", "layer"]
+LinearCalls = Literal["rounds", "levels", "nodes", "no-replay"]
 Backend = Literal["torch", "naive", "fla"]
 Device = Literal["cpu", "cuda"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -180,6 +181,8 @@ class RuntimeSection:
         backend: linear-attention kernels: ``torch`` (chunkwise), ``naive`` (token by token, reference),
             ``fla`` (Triton, needs a GPU).
         recompute: activations to recompute in the backward pass: ``none`` or every ``layer``.
+        linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or, to compare
+            with, one call per tree ``levels`` or ``nodes``, or ``no-replay``.
         head_block_rows: rows of vocabulary logits held at a time.
         threads: CPU threads of this process; 0 = torch's default. The results may depend on it in the last
             bits, so a resumed run should keep it.
@@ -192,6 +195,7 @@ class RuntimeSection:
     device: Device = "cpu"
     backend: Backend = "torch"
     recompute: Recompute = "none"
+    linear_calls: LinearCalls = "rounds"
     head_block_rows: int = 1024
     threads: int = 0
     seed: int = 0

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from harts_core.errors import ExecError
+from harts_core.exec.config import LinearCalls
 from harts_core.exec.kda import KdaCall
 from harts_core.exec.layout_head import HeadLayout, build_head_layout
-from harts_core.exec.layout_rounds import LinearCalls, StateKey, build_rounds, sequence_plan, span_plan
+from harts_core.exec.layout_rounds import StateKey, build_rounds, sequence_plan, span_plan
 from harts_core.exec.layout_rows import UnitRows, build_unit_rows, conv_ancestors, join_imports
 from harts_core.plan.bundle import PlanBundle
 from harts_core.trees.rollout_tree import RolloutTree

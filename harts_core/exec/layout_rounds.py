@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from harts_core.errors import InvalidPlanError
+from harts_core.exec.config import LinearCalls
 from harts_core.exec.kda import KdaCall
 from harts_core.exec.layout_rows import UnitRows, spans_of_sequences
 from harts_core.plan.bundle import NONE, PlanBundle
@@ -17,9 +17,6 @@ from harts_core.plan.bundle import NONE, PlanBundle
 Int64 = npt.NDArray[np.int64]
 StateKey = tuple[int, int, int]
 """(unit, span, position): the state after ``position`` tokens, computed with that span."""
-
-LinearCalls = Literal["rounds", "levels", "nodes", "no-replay"]
-"""The packed calls of a unit's linear attention: the plan's rounds, or a comparison (``span_plan``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

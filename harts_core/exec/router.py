@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harts_core.exec.layout_rounds import LinearCalls
+from harts_core.exec.config import LinearCalls
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterSums, RouterTerms, router_losses, router_sums
 from harts_core.exec.schedule import unit_events

@@ -244,6 +244,7 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict
         optimizer,
         router=RouterTerms(z_loss_coef=terms.router_z_loss_coef, balance_loss_coef=terms.balance_loss_coef),
         recompute=runtime.recompute,
+        linear_calls=runtime.linear_calls,
         head_block_rows=runtime.head_block_rows,
         steps_done=0 if state is None else state.step,
     )

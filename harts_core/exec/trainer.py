@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from harts_core.errors import NonFiniteError
-from harts_core.exec.config import Recompute
+from harts_core.exec.config import LinearCalls, Recompute
 from harts_core.exec.head import unit_head, unit_logprobs
 from harts_core.exec.layout import UnitLayout
-from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterTerms, update_expert_bias

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harts_core.exec.config import Recompute
+from harts_core.exec.config import LinearCalls, Recompute
 from harts_core.exec.layout import UnitLayout, build_unit_layout
-from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.moe import Routing
 from harts_core.exec.schedule import Event, UnitLinks, unit_links

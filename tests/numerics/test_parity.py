@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from harts_core.exec.config import LinearCalls
 from harts_core.exec.head import unit_logprobs
 from harts_core.exec.layout import build_unit_layout
-from harts_core.exec.layout_rounds import LinearCalls
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden
