@@ -42,7 +42,7 @@ def ingest(
         bool, typer.Option("--group-by-prompt", help="Trajectories with the same prompt are a group.")
     ] = False,
     advantages: Annotated[
-        str | None, typer.Option(metavar="grpo", help="Compute advantages from rewards.")
+        str | None, typer.Option(metavar="grpo|dr_grpo", help="Compute advantages from rewards.")
     ] = None,
     reward_key: Annotated[
         str | None, typer.Option(help="Which entry counts where rewards are a dict.")

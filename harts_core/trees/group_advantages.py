@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +13,24 @@ from harts_core.trees.findings import Findings
 from harts_core.trees.rollout_tree import RolloutTree
 
 EPSILON = 1e-6
+AdvantageKind = Literal["grpo", "dr_grpo"]
+ADVANTAGE_KINDS: tuple[AdvantageKind, ...] = get_args(AdvantageKind)
 
 
 def group_relative_advantages(
-    tree: RolloutTree, rollout_ids: Sequence[str], findings: Findings
+    tree: RolloutTree, rollout_ids: Sequence[str], findings: Findings, kind: AdvantageKind = "grpo"
 ) -> npt.NDArray[np.float32]:
-    """GRPO: A = (r − mean) / (std + 1e-6) over the rollouts of a group, one value per row.
+    """A = (r − mean) / (std + 1e-6) over the rollouts of a group, one value per row.
 
     Every rollout counts once, however many step-wise rows or branches it has; all its rows get its
     advantage. Its reward is that of its last step (a warning counts rollouts whose rows differ). The
-    standard deviation is the population's.
+    standard deviation is the population's; with ``dr_grpo`` nothing is divided by it.
 
     Args:
         tree: rows with rewards.
         rollout_ids: N names, the rollout of each row.
         findings: receives the warning.
+        kind: ``grpo`` or ``dr_grpo``.
 
     Returns:
         float32 [N].
@@ -38,7 +42,7 @@ def group_relative_advantages(
     missing = np.arange(tree.num_rows) if reward is None else np.flatnonzero(np.isnan(reward))
     if reward is None or len(missing):
         raise DataError(
-            "--advantages grpo needs a reward on every row",
+            f"--advantages {kind} needs a reward on every row",
             where=f"trajectory {tree.trajectory_id[int(missing[0])]}",
             hint="name the reward field with --map reward=NAME",
         )
@@ -62,5 +66,5 @@ def group_relative_advantages(
     for (group, _), (_, value) in sorted(last.items()):
         groups.setdefault(group, []).append(value)
     mean = {g: float(np.mean(v)) for g, v in groups.items()}
-    scale = {g: float(np.std(v)) + EPSILON for g, v in groups.items()}
+    scale = {g: float(np.std(v)) + EPSILON if kind == "grpo" else 1.0 for g, v in groups.items()}
     return np.array([(last[k][1] - mean[k[0]]) / scale[k[0]] for k in keys], np.float32)

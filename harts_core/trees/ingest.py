@@ -137,8 +137,8 @@ class _Ingest:
         self._progress("building the tree", 0, 1)
         tree = self._builder.finish(metadata)
         rollouts = [self._rollouts[i] for i in self._builder.order.tolist()]
-        if self.options.advantages == "grpo":
-            values = group_relative_advantages(tree, rollouts, self.findings)
+        if self.options.advantages is not None:
+            values = group_relative_advantages(tree, rollouts, self.findings, self.options.advantages)
             column = Ragged(offsets=np.arange(tree.num_rows + 1), values=values)
             tree = finish_tree(dataclasses.replace(tree, advantages=column), "rollout tree")
         report = make_report(tree, rollouts, self.findings, sources)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from harts_core.errors import ConfigError
 from harts_core.trees.formats import rows
+from harts_core.trees.group_advantages import ADVANTAGE_KINDS, AdvantageKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class IngestOptions:
         group_key: a (dotted) field of the file's record that is the group, in any format.
         group_size: consecutive blocks of this many rollouts of a file are a group.
         group_by_prompt: trajectories with the same tokens before the first trained one are a group.
-        advantages: "grpo": computed from rewards, replacing those in the files.
+        advantages: "grpo" or "dr_grpo": computed from rewards, replacing those in the files.
         reward_key: which entry of a dict of rewards counts (Harbor).
         on_bad_record: "error" stops at the first; "skip" counts them.
         on_nonfinite: "error", or "drop": those positions are not trained.
@@ -39,7 +40,7 @@ class IngestOptions:
     group_key: str | None = None
     group_size: int | None = None
     group_by_prompt: bool = False
-    advantages: Literal["grpo"] | None = None
+    advantages: AdvantageKind | None = None
     reward_key: str | None = None
     on_bad_record: Literal["error", "skip"] = "error"
     on_nonfinite: Literal["error", "drop"] = "error"
@@ -48,7 +49,7 @@ class IngestOptions:
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
-            "advantages": (None, "grpo"),
+            "advantages": (None, *ADVANTAGE_KINDS),
             "on_bad_record": ("error", "skip"),
             "on_nonfinite": ("error", "drop"),
             "duplicate_ids": ("error", "suffix"),

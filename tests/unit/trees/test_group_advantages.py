@@ -8,6 +8,8 @@ import pytest
 from harts_core.errors import DataError
 from tests.unit.trees.ingest_helpers import ingest_rows, row
 
+REWARDS = {"a": 4.0, "b": 1.0, "c": 1.0}
+
 
 def test_every_rollout_counts_once(tmp_path: Path) -> None:
     """Rollout a has three steps, b one: the mean is of two rewards, not of four."""
@@ -20,6 +22,16 @@ def test_every_rollout_counts_once(tmp_path: Path) -> None:
     high = np.float32(0.5 / (0.5 + 1e-6))
     assert values == {"a#0": high, "a#1": high, "a#2": high, "b#0": -high, "c": 0.0}
     assert tree.metadata["content_sha256"] == tree.content_sha256
+
+
+def test_dr_grpo_does_not_divide(tmp_path: Path) -> None:
+    records = [
+        row(trajectory_id=n, reward=r, tokens=[5, 6, 7, i]) for i, (n, r) in enumerate(REWARDS.items())
+    ]
+    tree, _ = ingest_rows(tmp_path, records, advantages="dr_grpo")
+    assert tree.advantages is not None
+    values = dict(zip(tree.trajectory_id, tree.advantages.values.tolist(), strict=True))
+    assert values == {"a": 2.0, "b": -1.0, "c": -1.0}
 
 
 def test_rewards_that_differ_inside_a_rollout(tmp_path: Path) -> None:
