@@ -14,11 +14,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def stdout() -> Console:
-    """A console for reports (stdout is data)."""
+def stdout(min_width: int = 0) -> Console:
+    """A console for reports (stdout is data).
+
+    Args:
+        min_width: characters that a line may have even where the terminal is narrower.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console.width = max(console.width, min_width)
+    return console
 
 
 def stderr() -> Console:

@@ -20,6 +20,7 @@ from harts_core.exec.model_section import NOT_COMPUTED
 from harts_core.exec.objectives import OBJECTIVES
 from harts_core.plan import bundle_file
 from harts_core.plan.build import build_bundle
+from harts_core.plan.compare import Comparison
 from harts_core.plan.cost_model import PRESETS, CostModel
 from harts_core.plan.diff import PlanDiff
 from harts_core.plan.layout import SHARING
@@ -175,6 +176,7 @@ JSON: dict[str, Callable[[], Schema]] = {
     "synth-report": _report(SynthSummary),
     "ingest-report": ingest_report,
     "plan-report": plan_report,
+    "compare-report": _report(Comparison),
     "export-report": lambda: object_schema({"output": STRING, "rows": POSITIVE, "tokens": POSITIVE}),
     "inspect-tree-report": _report(TreeStatistics),
     "inspect-plan-report": _report(PlanReport),

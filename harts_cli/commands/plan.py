@@ -18,7 +18,7 @@ def plan(
     capacity: Annotated[int, typer.Option(help="Compact tokens that a microbatch may hold.")],
     planner: Annotated[
         str,
-        typer.Option(help="harts; harts-l1 (no producers); expanded (shares nothing)."),
+        typer.Option(help="harts, or one to compare with: harts-l1, ortools-ffd, psrl, expanded, …"),
     ] = "harts",
     pad: Annotated[int, typer.Option(help="Computed tokens are rounded up to a multiple of it.")] = 1,
     chunk: Annotated[int, typer.Option(help="Chunk length of the linear-attention kernel.")] = 64,
@@ -36,6 +36,9 @@ def plan(
     time_budget: Annotated[
         float, typer.Option(metavar="SECONDS", help="Add whole rounds of search for so long.")
     ] = 0.0,
+    search_budget: Annotated[
+        float, typer.Option(help="Deterministic seconds per shard of planner ortools-ffd.")
+    ] = 1.0,
     on_too_long: Annotated[
         str,
         typer.Option(metavar="error|drop|split", help="Trajectories longer than the capacity."),
@@ -65,6 +68,7 @@ def plan(
         max_live_producers=max_live_producers,
         effort=effort,
         time_budget_s=time_budget,
+        search_budget=search_budget,
         on_too_long=on_too_long,
     )
     start = time.perf_counter()

@@ -17,6 +17,7 @@ PAGES = {
     ("synth",): "synth",
     ("ingest",): "ingest",
     ("plan",): "planning",
+    ("compare",): "planners",
     ("inspect", "tree"): "inspect",
     ("inspect", "plan"): "inspect",
     ("inspect", "diff"): "inspect",

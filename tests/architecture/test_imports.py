@@ -81,7 +81,16 @@ def loaded_packages(tmp_path: Path, *arguments: str) -> set[str]:
     return set(listing.read_text().split())
 
 
-HELP = [[], ["synth"], ["ingest"], ["plan"], ["inspect"], ["inspect", "tree"], ["inspect", "plan"]]
+HELP = [
+    [],
+    ["synth"],
+    ["ingest"],
+    ["plan"],
+    ["compare"],
+    ["inspect"],
+    ["inspect", "tree"],
+    ["inspect", "plan"],
+]
 HELP += [["inspect", "diff"], ["train"], ["logprob"], ["export"]]
 
 
