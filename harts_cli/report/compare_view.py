@@ -7,23 +7,21 @@ import itertools
 from harts_cli.report.sections import Report, Section, Table, percent
 from harts_core.plan.compare import Comparison, PlannerResult, medians
 
-COLUMNS = tuple(
-    [
-        "D",
-        "planner",
-        "within",
-        "decoder",
-        "balance",
-        "effective",
-        "gap",
-        "P5",
-        "step",
-        "K",
-        "windows",
-        "calls",
-        "replay",
-        "seconds",
-    ]
+COLUMNS = (
+    "D",
+    "planner",
+    "within",
+    "decoder",
+    "balance",
+    "effective",
+    "gap",
+    "P5",
+    "step",
+    "K",
+    "windows",
+    "calls",
+    "replay",
+    "seconds",
 )
 WIDTH = 124
 """Characters that the table takes."""
