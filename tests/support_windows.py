@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -141,15 +142,24 @@ def random_depth(
 
 
 def nested_bundle(
-    tree: RolloutTree, *, dp: int, slots: int, levels: int, chunk: int, seed: int = 0
+    tree: RolloutTree,
+    *,
+    dp: int,
+    slots: int,
+    levels: int,
+    chunk: int,
+    seed: int = 0,
+    outer: Sequence[int] | None = None,
 ) -> PlanBundle:
-    """Rows dealt randomly to replicas and slots; levels of random windows with random depths."""
+    """Rows dealt randomly to replicas and slots; levels of random windows with random depths. The outermost
+    level's windows of the slots are ``outer``: one over all slots if not given."""
     rng = np.random.default_rng(seed)
     place = np.arange(tree.num_rows) % (dp * slots)
     rng.shuffle(place)
     replica, slot = (place % dp).astype(np.int32), (place // dp).astype(np.int32)
     rows = [tree.tokens(i).tolist() for i in range(tree.num_rows)]
-    windows, depth = np.zeros(slots, int), np.zeros(tree.num_rows, int)
+    windows = np.zeros(slots, int) if outer is None else np.array(outer)
+    depth = np.zeros(tree.num_rows, int)
     found: list[ProducerLevel] = []
     for level in range(levels):
         windows = random_windows(rng, windows) if level else windows

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from harts_core.exec.config import OptimizerSection
+from harts_core.exec.model.moe_losses import RouterTerms
 from harts_core.exec.objectives import ObjectiveBatch, ObjectiveOutput
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.trainer import Trainer
@@ -27,7 +28,7 @@ from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.tree_file import finish_tree
 from tests.numerics.test_parity import CONFIGS, TREES, VOCAB, gradients
 from tests.support import tree_from_sequences
-from tests.support_model import lively_model, model_weights, reference_logprobs
+from tests.support_model import lively_model, model_weights, reference_logprobs, simple_bundle
 from tests.support_windows import chain_bundle, nested_bundle, window_bundle
 
 
@@ -88,6 +89,33 @@ def check(config: str, tree_name: str, bundle: PlanBundle, *, recompute: str = "
     for name, gradient in want.items():
         mine = found.get(name, torch.zeros_like(gradient))
         assert (mine - gradient).abs().max() <= 1e-10 * gradient.abs().max(), name
+
+
+def test_router_losses_count_every_original_token() -> None:
+    """z-loss, balance loss, loads and bias updates of shared producers equal those of repeated prefixes."""
+    tree = weighted_tree("random-1")
+    results = []
+    for bundle in (
+        simple_bundle(tree, sharing="none", chunk=4, units=3),
+        nested_bundle(tree, dp=1, slots=4, levels=2, chunk=4, seed=1),
+        chain_bundle(tree, units=5, chunk=4),
+    ):
+        model = lively_model(CONFIGS["moe"], torch.float64)
+        optimizer = Optimizer(model.named_parameters(), OptimizerSection(expert_bias_rate=0.01))
+        terms = RouterTerms(z_loss_coef=0.3, balance_loss_coef=0.7)
+        trainer = Trainer(model, Weighted(), optimizer, router=terms)
+        data = trainer.prepare(bundle, tree)
+        loss = trainer.backward(data)
+        found = {n: g.clone() for n, g in optimizer.gradients().items()}
+        trainer.step_on(data)
+        results.append((loss, found, [b.clone() for b in model.expert_biases]))
+    expected, want, biases = results[0]
+    for loss, found, moved in results[1:]:
+        assert loss.loss == pytest.approx(expected.loss, rel=1e-10)
+        assert loss.metrics == pytest.approx(expected.metrics, rel=1e-10)
+        assert all(torch.equal(a, b) for a, b in zip(moved, biases, strict=True))
+        for name, gradient in want.items():
+            assert (found[name] - gradient).abs().max() <= 1e-10 * gradient.abs().max(), name
 
 
 SOME_TREES = ("random-0", "inside-chunks", "depth-9", "tiny-pieces", "duplicates-and-prefixes")
