@@ -15,7 +15,7 @@ from tests.architecture.source import PACKAGES, ROOT, imports, module_of, name_o
 
 HEAVY = {"torch", "megatron", "fla", "transformers", "triton", "safetensors"}
 BASE = ("harts_core.distribution", "harts_core.errors", "harts_core.files", "harts_core.progress")
-BUNDLE = ("harts_core.plan.bundle", "harts_core.plan.bundle_file", "harts_core.plan.validate")
+BUNDLE = tuple(f"harts_core.plan.{name}" for name in ("bundle", "bundle_file", "schedule", "validate"))
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "harts_core.trees": (*BASE, "harts_core.trees"),
     "harts_core.plan": (*BASE, "harts_core.trees", "harts_core.plan"),
