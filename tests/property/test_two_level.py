@@ -85,7 +85,7 @@ def test_producers_of_any_placement(seed: int) -> None:
     """Sharing and hoisting compute each token at most as often as without, within every limit."""
     rng = np.random.default_rng(seed)
     n, dp, slots = int(rng.integers(6, 40)), int(rng.integers(1, 4)), int(rng.integers(1, 7))
-    tree = tree_from_sequences(random_sequences(rng, num_rows=n, vocab=20, duplicates=0.0, prefixes=0.0))
+    tree = tree_from_sequences(random_sequences(rng, num_rows=n, vocab=20))
     slots = max(1, min(slots, n // dp))
     place = np.arange(n) % (dp * slots)
     rng.shuffle(place)
@@ -135,7 +135,7 @@ def test_producers_of_any_placement(seed: int) -> None:
 @given(seed=SEEDS)
 def test_placements_are_within_the_capacity_and_leave_no_slot_empty(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    sequences = random_sequences(rng, num_rows=int(rng.integers(8, 40)), duplicates=0.0)
+    sequences = random_sequences(rng, num_rows=int(rng.integers(8, 40)))
     tree = tree_from_sequences(sequences)
     dp, windows = int(rng.integers(1, 4)), int(rng.integers(1, 3))
     capacity = int(tree.length.max()) + int(rng.integers(0, 100))
