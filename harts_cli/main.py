@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harts_cli.commands import compare, export, ingest, inspect, logprob, plan, synth, train
+from harts_cli.commands import calibrate, compare, export, ingest, inspect, logprob, plan, synth, train
 from harts_core import __version__
 from harts_core.errors import HartsError
 
@@ -23,6 +23,7 @@ app.command("synth")(synth.synth)
 app.command("ingest")(ingest.ingest)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(inspect.app, name="inspect")
 app.command("train")(train.train)
 app.command("logprob")(logprob.logprob)

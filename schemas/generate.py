@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from harts_core.exec import checkpoint, config, logprob, metrics
+from harts_core.exec.calibrate import Calibration
 from harts_core.exec.model.config import ALIASES, ModelConfig
 from harts_core.exec.model_section import NOT_COMPUTED
 from harts_core.exec.objectives import OBJECTIVES
@@ -177,6 +178,7 @@ JSON: dict[str, Callable[[], Schema]] = {
     "ingest-report": ingest_report,
     "plan-report": plan_report,
     "compare-report": _report(Comparison),
+    "calibrate-report": _report(Calibration),
     "export-report": lambda: object_schema({"output": STRING, "rows": POSITIVE, "tokens": POSITIVE}),
     "inspect-tree-report": _report(TreeStatistics),
     "inspect-plan-report": _report(PlanReport),

@@ -18,6 +18,7 @@ PAGES = {
     ("ingest",): "ingest",
     ("plan",): "planning",
     ("compare",): "planners",
+    ("calibrate",): "planners",
     ("inspect", "tree"): "inspect",
     ("inspect", "plan"): "inspect",
     ("inspect", "diff"): "inspect",

@@ -19,7 +19,14 @@ BUNDLE = tuple(f"harts_core.plan.{name}" for name in ("bundle", "bundle_file", "
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "harts_core.trees": (*BASE, "harts_core.trees"),
     "harts_core.plan": (*BASE, "harts_core.trees", "harts_core.plan"),
-    "harts_core.exec": (*BASE, "harts_core.trees", *BUNDLE, "harts_core.exec", "harts_core.__version__"),
+    "harts_core.exec": (
+        *BASE,
+        "harts_core.trees",
+        *BUNDLE,
+        "harts_core.plan.calibration",
+        "harts_core.exec",
+        "harts_core.__version__",
+    ),
     "harts_core": BASE,
     "harts_cli": ("harts_core", "harts_cli"),
 }

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from harts_core.plan.cost_model import load_cost_model
+from harts_core.trees.tree_file import write_tree
+from schemas.generate import FOLDER
+from tests.cli.program import run_harts
+from tests.support import tree_from_sequences
+
+CONFIG = '[model]\npreset = "cpu-moe"\n[runtime]\ndtype = "float32"\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "train.toml").write_text(CONFIG)
+    return tmp_path / "train.toml"
+
+
+def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -> None:
+    arguments = ["--config", config, "--capacity", "128", "--repeats", "1", "--chunk", "16"]
+    result = run_harts("calibrate", *arguments, "-o", tmp_path / "cost.toml", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    jsonschema.validate(report, json.loads((FOLDER / "calibrate-report.schema.json").read_text()))
+    model = load_cost_model(tmp_path / "cost.toml")
+    assert model.name == "cost"
+    assert (model.alpha_forward, model.beta_forward) == (
+        report["forward"]["alpha"],
+        report["forward"]["beta"],
+    )
+    assert model.beta_backward == report["backward"]["beta"]
+    assert [t["tokens"] for t in report["timings"]] == [16] * 3 + [32] * 3 + [64] * 3 + [128] * 3
+    assert all(t["forward_s"] > 0 and t["backward_s"] > 0 for t in report["timings"])
+    write_tree(tmp_path / "tree.arrow", tree_from_sequences([[1, 2, 3], [1, 4]]))
+    planned = run_harts(
+        *("plan", tmp_path / "tree.arrow", "-o", tmp_path / "plan", "--dp", "1", "--capacity", "9"),
+        *("--cost-model", tmp_path / "cost.toml"),
+    )
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["cost_model"]["name"] == "cost"
+    shown = run_harts("calibrate", *arguments, "-o", tmp_path / "cost.toml")
+    assert "branches" in shown.stdout
+    assert "R²" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "code", "message"),
+    [
+        ("[runtime]\n", [], 2, "no model is named"),
+        (CONFIG, ["--capacity", "8"], 2, "capacity must be at least 64"),
+        (CONFIG, ["--repeats", "0"], 2, "repeats must be a positive integer"),
+        (CONFIG, ["-o", "missing/cost.toml"], 3, "folder does not exist"),
+        (CONFIG, ["-o", "."], 3, "is a folder"),
+        (CONFIG.replace("moe", "mole"), [], 2, "unknown preset"),
+    ],
+)
+def test_bad_use(
+    config: Path, tmp_path: Path, text: str, arguments: list[str], code: int, message: str
+) -> None:
+    config.write_text(text)
+    result = run_harts("calibrate", "--config", config, "-o", tmp_path / "cost.toml", *arguments)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.toml"]
