@@ -19,6 +19,7 @@ from harts_core.progress import Progress
 
 SLOTS_PER_WINDOW, LEAST_SLOTS_PER_WINDOW = 7, 4
 """About as many slots share an inner producer: fewer leave the outer one too much, more the inner one."""
+L1_MARGIN = 0.9
 SEARCH = "search for windows and producers"
 
 
@@ -62,15 +63,15 @@ def _score(problem: PlanProblem, layout: Layout) -> Score:
 def _may_lose_to_l1(problem: PlanProblem, items: Items, score: Score) -> bool:
     """Whether harts-l1 could compute fewer tokens (by the bound on its compression) or cost less.
 
-    Its cost is estimated as that of its quick candidates, scaled down to the bound on tokens: its whole
-    search takes longer than ours.
+    Its cost is estimated as that of its quick candidates, scaled down to the bound on tokens, less a margin
+    for what its search may gain in balance: the whole search takes longer than ours.
     """
     quick = quick_partition(problem, items)
     least = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
     if quick is None or score.padded_tokens > least:
         return True
     layout = problem.layout(quick.partition[items.of_row], quick.weight, sharing="tree")
-    return score.cost > _score(problem, layout).cost * least / int(quick.weight.sum())
+    return score.cost > L1_MARGIN * _score(problem, layout).cost * least / int(quick.weight.sum())
 
 
 def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
