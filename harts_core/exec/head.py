@@ -135,17 +135,22 @@ class _Head(torch.autograd.Function):
             logp = (hidden[rows] @ weight.t()).to(lse.dtype).sub_(lse[rows].unsqueeze(-1))
             local = device.head_label_row[labels] - rows.start
             total = lse.new_zeros(len(logp)).index_add_(0, local, grad[labels])
-            if row_entropy is not None and grads[1] is not None:
-                slope = grads[1][rows].unsqueeze(-1)
-                factor = (logp + row_entropy[rows].unsqueeze(-1)).mul_(slope).add_(total.unsqueeze(-1))
-                dlogits = logp.exp_().mul_(factor.neg_())
-            else:
-                dlogits = logp.exp_().mul_(-total.unsqueeze(-1))
+            slope = None if grads[1] is None else grads[1][rows]
+            entropy = None if row_entropy is None else row_entropy[rows]
+            dlogits = _softmax_gradient_(logp, total, slope, entropy)
             dlogits.index_put_((local, device.head_labels[labels]), grad[labels], accumulate=True)
             dlogits = dlogits.to(hidden.dtype)
             torch.mm(dlogits, weight, out=dhidden[rows])
             dweight += dlogits.t() @ hidden[rows]
         return dhidden, dweight.to(weight.dtype), None, None, None
+
+
+def _softmax_gradient_(logp: Tensor, total: Tensor, slope: Tensor | None, entropy: Tensor | None) -> Tensor:
+    """−p · (total + slope · (log p + H)) [R, V], in the memory of ``logp``."""
+    if slope is None or entropy is None:
+        return logp.exp_().mul_(-total.unsqueeze(-1))
+    factor = (logp + entropy.unsqueeze(-1)).mul_(-slope.unsqueeze(-1)).sub_(total.unsqueeze(-1))
+    return logp.exp_().mul_(factor)
 
 
 def _blocks(device: DeviceLayout, block_rows: int) -> list[tuple[slice, slice]]:
