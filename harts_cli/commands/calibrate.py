@@ -53,7 +53,11 @@ def _print_summary(c: Calibration) -> None:
         for t, forward, backward in zip(c.timings, c.forward.residuals, c.backward.residuals, strict=True)
     )
     fits = tuple(
-        (name, f"{fit.alpha:.4g} s a token, {fit.beta:.4g} s a pair, R² {fit.r_squared:.4f}")
+        (
+            name,
+            f"{fit.alpha:.4g} s a token, {fit.beta:.4g} s a pair, {fit.overhead:.4g} s a unit, "
+            f"R² {fit.r_squared:.4f}",
+        )
         for name, fit in (("forward", c.forward), ("backward", c.backward))
     )
     settings = (("device", c.device), ("dtype", c.dtype), ("recompute", c.recompute))

@@ -1,8 +1,8 @@
 """Calibrating a cost model: units of known token and pair counts, and the fit of coefficients to their times.
 
-A unit with n computed tokens, A causal pairs and R backward pairs takes α_F·n + β_F·A forward and
-α_B·n + β_B·R backward (:mod:`harts_core.plan.cost_model`). The units differ in n and, at the same n, in their
-pairs, so that the two coefficients can be told apart.
+A unit with n computed tokens, A causal pairs and R backward pairs takes γ_F + α_F·n + β_F·A forward and
+γ_B + α_B·n + β_B·R backward; the cost model (:mod:`harts_core.plan.cost_model`) has the α and β. The units
+differ in n and, at the same n, in their pairs, so that these coefficients can be told apart.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ LEAST_TOKENS = 64
 ROWS, BRANCHES = 8, 4
 SIZES = (8, 4, 2, 1)
 """Units hold capacity / 8, / 4, / 2 and all of it."""
+SUBSETS = ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
+"""Of the coefficients α, β, γ."""
 PAIRS = CostModel(name="pairs", alpha_forward=0.0, beta_forward=1.0, alpha_backward=0.0, beta_backward=1.0)
 """The cost of a unit under this model is A forward and R backward."""
 
@@ -74,12 +76,14 @@ class CostFit:
     Attributes:
         alpha: seconds per token, ≥ 0.
         beta: seconds per pair, ≥ 0.
+        overhead: seconds per unit, ≥ 0; not part of the cost model, as all plans have about as many units.
         residuals: measured / fitted − 1 of every unit, in their order.
         r_squared: 1 − squared residuals / squared deviations from the mean, in seconds.
     """
 
     alpha: float
     beta: float
+    overhead: float
     residuals: tuple[float, ...]
     r_squared: float
 
@@ -141,10 +145,11 @@ def _unit(shape: str, rows: list[list[int]], chunk: int) -> CalibrationUnit:
 def fit_costs(timings: list[UnitTiming]) -> tuple[CostFit, CostFit]:
     """(forward, backward): non-negative coefficients with the least squared relative residuals.
 
-    Relative, so that small units count as much as large ones.
+    Relative, as the noise of times is. A third coefficient takes up what a unit costs whatever it holds, so
+    that it does not distort the two that tell plans apart.
 
     Args:
-        timings: at least two units, all seconds positive.
+        timings: at least three units, all seconds positive.
     """
     tokens = np.array([t.tokens for t in timings], np.float64)
     pairs = np.array([t.pairs for t in timings], np.float64)
@@ -155,19 +160,29 @@ def fit_costs(timings: list[UnitTiming]) -> tuple[CostFit, CostFit]:
 
 
 def _fit(tokens: Float64, pairs: Float64, seconds: Float64) -> CostFit:
-    """Least squares of α·n/t + β·A/t ≈ 1 over α, β ≥ 0: both free, or the better one alone."""
-    columns = np.stack([tokens, pairs], axis=1) / seconds[:, None]
+    """Least squares of (γ + α·n + β·A)/t ≈ 1 over α, β, γ ≥ 0.
+
+    The optimum is the unconstrained one of those coefficients that are positive in it, so the best of all
+    subsets whose own optimum is non-negative.
+    """
+    terms = np.stack([tokens, pairs, np.ones(len(seconds))], axis=1)
+    columns = terms / seconds[:, None]
     scale = np.linalg.norm(columns, axis=0)
-    solution = np.linalg.lstsq(columns / scale, np.ones(len(seconds)), rcond=None)[0] / scale
-    if (solution < 0).any():
-        alone = np.diag(columns.sum(axis=0) / scale**2)  # each column's own optimum, which is positive
-        errors = [float(((columns @ candidate - 1) ** 2).sum()) for candidate in alone]
-        solution = alone[int(np.argmin(errors))]
-    fitted = tokens * solution[0] + pairs * solution[1]
+    best, least = np.zeros(3), np.inf
+    for subset in SUBSETS:
+        candidate = np.zeros(3)
+        free = list(subset)
+        solved = np.linalg.lstsq(columns[:, free] / scale[free], np.ones(len(seconds)), rcond=None)[0]
+        candidate[free] = solved / scale[free]
+        error = float(((columns @ candidate - 1) ** 2).sum())
+        if (candidate >= 0).all() and error < least:
+            best, least = candidate, error
+    fitted = terms @ best
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     return CostFit(
-        alpha=float(solution[0]),
-        beta=float(solution[1]),
+        alpha=float(best[0]),
+        beta=float(best[1]),
+        overhead=float(best[2]),
         residuals=tuple((seconds / fitted - 1).tolist()),
         r_squared=1 - float(((seconds - fitted) ** 2).sum()) / spread if spread else 1.0,
     )

@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -> None:
-    arguments = ["--config", config, "--capacity", "128", "--repeats", "1", "--chunk", "16"]
+    arguments = ["--config", config, "--capacity", "64", "--repeats", "1", "--chunk", "16"]
     result = run_harts("calibrate", *arguments, "-o", tmp_path / "cost.toml", "--json")
     assert (result.returncode, result.stderr) == (0, "")
     report = json.loads(result.stdout)
@@ -34,7 +34,7 @@ def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -
         report["forward"]["beta"],
     )
     assert model.beta_backward == report["backward"]["beta"]
-    assert [t["tokens"] for t in report["timings"]] == [16] * 3 + [32] * 3 + [64] * 3 + [128] * 3
+    assert [t["tokens"] for t in report["timings"]] == [8] * 3 + [16] * 3 + [32] * 3 + [64] * 3
     assert all(t["forward_s"] > 0 and t["backward_s"] > 0 for t in report["timings"])
     write_tree(tmp_path / "tree.arrow", tree_from_sequences([[1, 2, 3], [1, 4]]))
     planned = run_harts(

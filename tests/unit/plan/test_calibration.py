@@ -37,24 +37,27 @@ def test_units_have_the_counts_of_their_shapes() -> None:
     assert branches.backward_pairs == 128 * 128 + 4 * 32 * 160
 
 
-def timings(forward: tuple[float, float], backward: tuple[float, float]) -> list[UnitTiming]:
+def timings(
+    forward: tuple[float, float], backward: tuple[float, float], overhead: float = 0.0
+) -> list[UnitTiming]:
     return [
         UnitTiming(
             shape=u.shape,
             tokens=u.tokens,
             pairs=u.pairs,
             backward_pairs=u.backward_pairs,
-            forward_s=forward[0] * u.tokens + forward[1] * u.pairs,
-            backward_s=backward[0] * u.tokens + backward[1] * u.backward_pairs,
+            forward_s=overhead + forward[0] * u.tokens + forward[1] * u.pairs,
+            backward_s=overhead + backward[0] * u.tokens + backward[1] * u.backward_pairs,
         )
         for u in calibration_units(capacity=512, vocab_size=16, chunk=16)
     ]
 
 
 def test_exact_times_give_the_coefficients_back(tmp_path: Path) -> None:
-    forward, backward = fit_costs(timings((2e-6, 3e-9), (5e-6, 7e-9)))
+    forward, backward = fit_costs(timings((2e-6, 3e-9), (5e-6, 7e-9), overhead=1e-3))
     assert (forward.alpha, forward.beta) == pytest.approx((2e-6, 3e-9))
     assert (backward.alpha, backward.beta) == pytest.approx((5e-6, 7e-9))
+    assert forward.overhead == pytest.approx(1e-3)
     assert forward.r_squared == pytest.approx(1)
     assert forward.residuals == pytest.approx([0.0] * 12, abs=1e-12)
     model = cost_model_of("mine", forward, backward)
@@ -82,10 +85,11 @@ def test_coefficients_are_the_best_non_negative_ones(rng: np.random.Generator) -
         fit, _ = fit_costs(noisy)
         assert fit.alpha >= 0
         assert fit.beta >= 0
-        fitted = fit.alpha * tokens + fit.beta * pairs
+        assert fit.overhead >= 0
+        fitted = fit.overhead + fit.alpha * tokens + fit.beta * pairs
         assert fit.residuals == pytest.approx((seconds / fitted - 1).tolist())
         best = (((fitted - seconds) / seconds) ** 2).sum()
         for a, b in itertools.product((0.97, 1.0, 1.03), (0.97, 1.0, 1.03)):  # neighbours are no better
             for add in (0.0, 1e-12):
-                other = (fit.alpha * a + add) * tokens + (fit.beta * b + add) * pairs
+                other = fit.overhead + add + (fit.alpha * a + add) * tokens + (fit.beta * b + add) * pairs
                 assert (((other - seconds) / seconds) ** 2).sum() >= best * (1 - 1e-9)
