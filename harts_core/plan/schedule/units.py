@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from harts_core.plan.bundle import PlanBundle
 
@@ -107,3 +108,17 @@ def unit_events(links: UnitLinks, units: Sequence[int], *, training: bool = True
         if not waiting[unit]:
             events.extend(finish(unit))
     return tuple(events)
+
+
+def peak_alive(events: Sequence[Event], weight: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> int:
+    """The largest total weight of the units alive at once, between their forward and their free.
+
+    Args:
+        events: of one process or one pipeline stage.
+        weight: [units of the plan], a unit's weight; True counts units.
+    """
+    alive = peak = 0
+    for event in events:
+        alive += int(weight[event.unit]) * ((event.kind == "forward") - (event.kind == "free"))
+        peak = max(peak, alive)
+    return peak
