@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from harts_core.errors import ConfigError, ExecError
-from harts_core.exec.config import ObjectiveSection
+from harts_core.exec.config import ObjectiveSection, OptimizerSection
+from harts_core.exec.model.config import PRESETS
+from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import (
     OBJECTIVES,
     Cispo,
@@ -26,7 +28,11 @@ from harts_core.exec.objectives import (
     build_objective,
     needs_entropy,
 )
+from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.trainer import Trainer
 from tests.numerics.test_objectives import GROUPS, LENGTHS, batch_of, step_values
+from tests.support_train import random_tree
+from tests.support_windows import chain_bundle
 
 SPLITS = ([[0, 1, 2, 3, 4]], [[0, 3], [1, 2, 4]], [[4], [2], [0], [1], [3]])
 Values = dict[str, list[np.ndarray]]
@@ -224,3 +230,12 @@ def test_wrong_options_are_refused(name: str, options: dict[str, object], messag
     with pytest.raises(ConfigError) as caught:
         build_objective(ObjectiveSection(name=name, options=options))
     assert message in str(caught.value)
+
+
+def test_gspo_refuses_a_plan_that_splits_trajectories() -> None:
+    tree = random_tree(4)
+    model = HybridModel(replace(PRESETS["cpu-dense"], vocab_size=200), dtype=torch.float32, seed=0)
+    trainer = Trainer(model, Gspo(), Optimizer(model.named_parameters(), OptimizerSection()))
+    with pytest.raises(ExecError, match="the plan splits trajectories"):
+        trainer.step(chain_bundle(tree, units=3, chunk=4), tree)
+    assert trainer.steps_done == 0

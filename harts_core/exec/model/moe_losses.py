@@ -102,10 +102,9 @@ def router_sums(routing: Sequence[Routing], occurrences: Tensor) -> RouterSums:
     """
     parts = []
     for layer in routing:
-        logits = layer.logits.detach()
-        z, probability = _token_terms(logits.double())
+        z, probability = _token_terms(layer.logits.detach())
         q = occurrences.to(z.dtype)
-        parts.append((_counts(layer, occurrences), probability.t() @ q, torch.dot(z, q)))
+        parts.append((_counts(layer, occurrences), (q @ probability).double(), torch.dot(q, z).double()))
     counts, mass, z_sum = zip(*parts, strict=True)
     return RouterSums(
         counts=torch.stack(counts),
