@@ -22,6 +22,9 @@ from harts_core.exec.trainer import Trainer
 from harts_core.plan.build import finish_bundle
 from harts_core.plan.bundle import PRODUCER, PlanBundle
 from harts_core.plan.cost_model import PRESETS
+from harts_core.plan.options import PlanOptions
+from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.planners import PLANNERS
 from harts_core.plan.windows_layout import ProducerLevel, layout_windows
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
@@ -198,3 +201,18 @@ def test_consumers_that_compute_nothing() -> None:
     assert bundle.units.computed_tokens.tolist() == [30, 0, 0, 0, 0]
     for recompute in ("none", "layer"):
         check("moe", name, bundle, recompute=recompute)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_plans_of_every_planner(planner: str) -> None:
+    """Through the planners' own choices of windows, depths and places."""
+    if planner == "ortools-ffd":
+        pytest.importorskip("ortools")
+    producers = 0
+    for tree_name, dp in (("random-0", 1), ("random-1", 2), ("chunk-bounds", 1)):
+        tree = weighted_tree(tree_name)
+        options = PlanOptions(dp=dp, capacity=int(tree.length.max()) + 20, planner=planner, chunk=4)
+        bundle = plan_tree(tree, options)
+        producers += int(np.sum(bundle.units.kind == PRODUCER))
+        check("moe", tree_name, bundle)
+    assert (producers > 0) == (planner == "harts")
