@@ -24,7 +24,7 @@ from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.segments import build_segment_tree
 
 MOST_CONSUMERS = 32
-"""Of a shard: a model has a variable for every trajectory and consumer of it."""
+"""Of a model, which has a variable for every trajectory and consumer of it."""
 FIRST_SOLUTION_LIMIT = 10.0
 """Deterministic seconds for the first solution: presolve breaks the symmetry of consumers and may lose the
 hint with it."""
@@ -37,10 +37,11 @@ def plan_ortools_ffd(problem: PlanProblem, progress: Progress) -> Layout:
     1. Tasks (groups) by decreasing trie tokens, their rows by decreasing length: each row joins the consumer
        that shares most with it and has room, else the first with room, else a new one.
     2. The count is raised to a multiple of D by the cheapest splits.
-    3. Consumers, in the order in which they were opened, form D shards (more where one would exceed
-       ``MOST_CONSUMERS``), so that tasks stay together; CP-SAT repacks the rows of each shard into as many
-       consumers with fewer tokens, for ``problem.search_budget`` deterministic seconds (0: up to its first
-       solution, whatever that is).
+    3. Consumers go to replicas in the order in which they were opened, which keeps tasks together. CP-SAT
+       repacks the rows of each replica (in parts of at most ``MOST_CONSUMERS``) into as many consumers with
+       fewer tokens, for ``problem.search_budget`` deterministic seconds (0: up to its first solution,
+       whatever that is).
+    4. Each replica runs its consumers by decreasing tokens.
 
     The manifest states the solver's version, the budget, and how many shards were proved optimal.
 
@@ -63,23 +64,27 @@ def plan_ortools_ffd(problem: PlanProblem, progress: Progress) -> Layout:
     if count > len(length):
         raise problem.no_plan(natural)
     partition = align_count(length, lcp, packed, count)
-    num_shards = min(count, max(problem.dp, -(-count // MOST_CONSUMERS)))
+    num_slots = count // problem.dp
+    parts = -(-num_slots // MOST_CONSUMERS)
+    shards = [p for r in np.arange(count).reshape(problem.dp, -1) for p in np.array_split(r, parts)]
     optimal = 0
-    for i, shard in enumerate(np.array_split(np.arange(count), num_shards)):
-        progress(SEARCH, i, num_shards)
+    for i, shard in enumerate(shards):
+        progress(SEARCH, i, len(shards))
         rows = np.flatnonzero((partition >= shard[0]) & (partition <= shard[-1]))
         found, proved = _repack(problem, rows, partition[rows] - shard[0], len(shard), cp_model)
         partition[rows] = shard[0] + found
         optimal += proved
-    progress(SEARCH, num_shards, num_shards)
-    weight = bins_of_partition(length, lcp, partition, count).load
+    progress(SEARCH, len(shards), len(shards))
+    weight = bins_of_partition(length, lcp, partition, count).load.reshape(problem.dp, -1)
+    slot = np.argsort(np.argsort(-weight, axis=1, kind="stable"), axis=1).ravel().astype(np.int32)
     parameters = {
         "solver": f"ortools {version}",
         "search_budget": problem.search_budget,
-        "shards": num_shards,
+        "shards": len(shards),
         "shards_optimal": optimal,
     }
-    return replace(problem.layout(partition, weight, sharing="tree"), parameters=parameters)
+    layout = problem.layout_at(slot[partition], partition // num_slots, sharing="tree")
+    return replace(layout, parameters=parameters)
 
 
 def _import_ortools() -> tuple[ModuleType, str]:

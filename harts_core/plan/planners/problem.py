@@ -106,10 +106,19 @@ class PlanProblem:
             sharing: as for :func:`layout_consumers`.
         """
         slot, replica = place_consumers(weight, self.dp)
+        return self.layout_at(slot[consumer], replica[consumer], sharing=sharing)
+
+    def layout_at(self, slot: Int32, replica: Int32, *, sharing: str) -> Layout:
+        """The layout of consumers whose places are decided.
+
+        Args:
+            slot, replica: int32 [M], where each row is evaluated.
+            sharing: as for :func:`layout_consumers`.
+        """
         row_slot = np.full(self.tree.num_rows, -1, np.int32)
         row_replica = np.full(self.tree.num_rows, -1, np.int32)
-        row_slot[self.rows] = slot[consumer]
-        row_replica[self.rows] = replica[consumer]
+        row_slot[self.rows] = slot
+        row_replica[self.rows] = replica
         return layout_consumers(self.tree, dp=self.dp, replica=row_replica, slot=row_slot, sharing=sharing)
 
     def no_plan(self, num_consumers: int) -> InfeasiblePlanError:

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.plan.layout import Layout, layout_consumers
+from harts_core.plan.layout import Layout
 from harts_core.plan.planners.contiguous import natural_runs
 from harts_core.plan.planners.greedy import align_count
 from harts_core.plan.planners.problem import Int32, Int64, PlanProblem
@@ -39,15 +39,15 @@ def layout_workers(
     members, num_slots = _fill_short_workers(
         problem, [np.flatnonzero(worker == d) for d in range(problem.dp)]
     )
-    slot = np.full(problem.tree.num_rows, -1, np.int32)
-    replica = np.full(problem.tree.num_rows, -1, np.int32)
+    slot = np.empty(len(problem.rows), np.int32)
+    replica = np.empty(len(problem.rows), np.int32)
     for d, mine in enumerate(members):
         length, lcp = _columns(problem, mine)
         own = (length - lcp if work is None else work[mine]).astype(np.float64)
         runs = equal_runs(length, lcp, own, capacity=problem.capacity, count=num_slots)
-        slot[problem.rows[mine]] = runs
-        replica[problem.rows[mine]] = d
-    return layout_consumers(problem.tree, dp=problem.dp, replica=replica, slot=slot, sharing="tree")
+        slot[mine] = runs
+        replica[mine] = d
+    return problem.layout_at(slot, replica, sharing="tree")
 
 
 def equal_runs(
