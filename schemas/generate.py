@@ -27,6 +27,7 @@ from harts_core.plan.diff import PlanDiff
 from harts_core.plan.layout import SHARING
 from harts_core.plan.options import ON_TOO_LONG
 from harts_core.plan.report import PlanReport
+from harts_core.plan.schedule.report import PipelineReport
 from harts_core.trees import tree_file
 from harts_core.trees.build import Trajectory, build_tree
 from harts_core.trees.export import ROWS_SCHEMA
@@ -183,6 +184,7 @@ JSON: dict[str, Callable[[], Schema]] = {
     "inspect-tree-report": _report(TreeStatistics),
     "inspect-plan-report": _report(PlanReport),
     "inspect-diff-report": _report(PlanDiff),
+    "inspect-schedule-report": _report(PipelineReport),
     "train-config": train_config,
     "train-metrics": metrics_line,
     "train-report": train_report,

@@ -1,16 +1,18 @@
-"""harts inspect: look into rollout trees and plans, and compare plans."""
+"""harts inspect: look into rollout trees, plans and pipeline schedules, and compare plans."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from harts_cli.report.sections import Report
 
-app = typer.Typer(help="Look into rollout trees and plans, compare plans.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look into rollout trees, plans and pipeline schedules, compare plans.", no_args_is_help=True
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 HtmlOption = Annotated[
@@ -68,6 +70,47 @@ def plan(
     missed = missed_gates(gates, report.metrics)
     _show(report, plan_sections(str(bundle), report), json=json, html=html)
     _stop_if(missed)
+
+
+@app.command("schedule")
+def schedule(
+    bundle: Annotated[Path, typer.Argument(help="Plan bundle (folder).")],
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 2,
+    kind: Annotated[
+        Literal["harts", "non-overlapping", "backward-first", "all"],
+        typer.Option("--schedule", help="The schedule to show."),
+    ] = "all",
+    replica: Annotated[
+        int | None, typer.Option("--replica", help="The replica to draw. Default: the slowest.")
+    ] = None,
+    lag: Annotated[
+        int,
+        typer.Option(
+            "--lag", min=1, help="Consumers by which a stage's backwards lag behind the next stage's."
+        ),
+    ] = 1,
+    max_live_producers: Annotated[
+        int | None,
+        typer.Option("--max-live-producers", min=0, help="On a stage. Default: what windows need."),
+    ] = None,
+    json: JsonOption = False,
+    html: HtmlOption = None,
+) -> None:
+    """Simulate a plan's pipeline schedules: Gantt chart, makespan, bubbles, live producers."""
+    from harts_cli.report.schedule_view import schedule_report
+    from harts_core.plan.bundle_file import read_bundle
+    from harts_core.plan.schedule.pipeline import SCHEDULES
+    from harts_core.plan.schedule.report import pipeline_report
+
+    report = pipeline_report(
+        read_bundle(bundle),
+        num_stages=pp,
+        kinds=SCHEDULES if kind == "all" else (kind,),
+        replica=replica,
+        lag=lag,
+        max_live_producers=max_live_producers,
+    )
+    _show(report, schedule_report(str(bundle), report), json=json, html=html)
 
 
 @app.command("diff")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from harts_cli.report.sections import Facts, Histogram, Report, Section
+from harts_cli.report.sections import Drawing, Facts, Histogram, Report, Section
 from harts_core.files import atomic_file
 
 _STYLE = """
@@ -49,9 +49,11 @@ def _section(section: Section) -> str:
         return head + _table(rows)
     if isinstance(section, Histogram):
         return head + _table(_histogram_rows(section))
+    note = f'\n<p class="note">{escape(section.note)}</p>' if section.note else ""
+    if isinstance(section, Drawing):
+        return f'{head}<div class="scroll"><pre>{escape(chr(10).join(section.lines))}</pre></div>{note}'
     header = _row(section.columns, text_columns=section.text_columns, tag="th")
     rows = [_row(row, text_columns=section.text_columns) for row in section.rows]
-    note = f'\n<p class="note">{escape(section.note)}</p>' if section.note else ""
     return head + _table([header, *rows]) + note
 
 

@@ -36,7 +36,16 @@ class Histogram:
     counts: tuple[int, ...]
 
 
-Section = Facts | Table | Histogram
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """Lines of characters of one width."""
+
+    title: str
+    lines: tuple[str, ...]
+    note: str = ""
+
+
+Section = Facts | Table | Histogram | Drawing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harts_cli.report.sections import Facts, Histogram, Report, Section, Table
+from harts_cli.report.sections import Drawing, Facts, Histogram, Report, Section, Table
 
 BAR_WIDTH = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -19,7 +19,7 @@ def print_report(console: Console, report: Report) -> None:
         console.print()
         console.print(Text(section.title, style="bold cyan"))
         console.print(_drawing(section))
-        if isinstance(section, Table) and section.note:
+        if isinstance(section, Table | Drawing) and section.note:
             console.print(Text(section.note, style="dim"))
 
 
@@ -31,7 +31,9 @@ def bar(count: int, largest: int) -> str:
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def _drawing(section: Section) -> RichTable:
+def _drawing(section: Section) -> RichTable | Text:
+    if isinstance(section, Drawing):
+        return Text("\n".join(section.lines), no_wrap=True)
     table = RichTable(box=None, pad_edge=False, show_header=isinstance(section, Table))
     if isinstance(section, Facts):
         table.add_column()

@@ -171,8 +171,8 @@ def check_references(bundle: PlanBundle) -> None:
     """Check that the tables refer to things that exist: what can be checked without the rollout tree.
 
     Raises:
-        InvalidPlanError: a unit, slot, window or span that is named does not exist, or a metric is not a
-            number.
+        InvalidPlanError: a unit, slot, window, owner or span that is named does not exist, an owner does
+            not run before the unit that imports from it, or a metric is not a number.
     """
     check_units(bundle)
     sequences = bundle.sequences
@@ -182,6 +182,7 @@ def check_references(bundle: PlanBundle) -> None:
         if name != "assignments":
             rises = np.append(True, unit[1:] >= unit[:-1])[: len(unit)]
             require(rises, "lines are not sorted by unit", _line_of(name))
+    _check_owners(bundle)
     require(sequences.spans.lengths > 0, "the sequence computes no span", _line_of("sequences"))
     count = np.diff(bundle.span_offsets)[np.repeat(sequences.unit, sequences.spans.lengths)]
     require(
@@ -192,6 +193,16 @@ def check_references(bundle: PlanBundle) -> None:
     for name, value in bundle.metrics.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise reject(f"{name} must be a number, not {value!r}", "plan.json, metrics")
+
+
+def _check_owners(bundle: PlanBundle) -> None:
+    unit, owner = bundle.spans.unit, bundle.spans.owner
+    require((owner >= 0) & (owner < bundle.num_units), "no such owner", _line_of("spans"))
+    u = bundle.units
+    earlier = (u.replica[owner] == u.replica[unit]) & (u.order[owner] < u.order[unit])
+    require(
+        (owner == unit) | earlier, "the owner does not run before the unit on its replica", _line_of("spans")
+    )
 
 
 def _line_of(table: str) -> Callable[[int], str]:

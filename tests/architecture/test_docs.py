@@ -22,6 +22,7 @@ PAGES = {
     ("inspect", "tree"): "inspect",
     ("inspect", "plan"): "inspect",
     ("inspect", "diff"): "inspect",
+    ("inspect", "schedule"): "schedule",
     ("train",): "training",
     ("export",): "ingest",
 }

@@ -98,7 +98,7 @@ HELP = [
     ["inspect", "tree"],
     ["inspect", "plan"],
 ]
-HELP += [["inspect", "diff"], ["train"], ["logprob"], ["export"]]
+HELP += [["inspect", "diff"], ["inspect", "schedule"], ["train"], ["logprob"], ["export"]]
 
 
 @pytest.mark.parametrize("command", HELP, ids=" ".join)
@@ -116,6 +116,7 @@ def test_working_without_training_never_loads_torch(tmp_path: Path) -> None:
         ["inspect", "tree", tree],
         ["inspect", "plan", plan, "--tree", tree],
         ["inspect", "diff", plan, plan],
+        ["inspect", "schedule", plan],
         ["export", tree, "-o", str(tmp_path / "again.parquet")],
     ]
     for arguments in runs:

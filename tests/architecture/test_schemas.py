@@ -68,6 +68,7 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         "inspect-tree-report": ("inspect", "tree", tree),
         "inspect-plan-report": ("inspect", "plan", plan, "--tree", tree),
         "inspect-diff-report": ("inspect", "diff", plan, plan),
+        "inspect-schedule-report": ("inspect", "schedule", plan),
     }.items():
         result = run_harts(*arguments, "--json")
         assert result.returncode == 0, result.stderr

@@ -128,3 +128,33 @@ def test_group_names_are_shown_as_they_are(tmp_path: Path) -> None:
     assert result.returncode == 0
     assert "[red]x" in result.stdout
     assert "[/]" in result.stdout
+
+
+def test_schedules(files: Path) -> None:
+    result = run_harts("inspect", "schedule", files / "plan", "--pp", "3", "--html", files / "page.html")
+    assert result.returncode == 0, result.stderr
+    for name in ("harts", "non-overlapping", "backward-first"):
+        assert f"\n{name}, replica" in result.stdout
+    assert "stage 2 " in result.stdout
+    assert "<pre>stage 0 " in (files / "page.html").read_text()
+    one = run_harts(
+        "inspect", "schedule", files / "plan", "--schedule", "backward-first", "--replica", "1", "--json"
+    )
+    data = json.loads(one.stdout)
+    assert [s["kind"] for s in data["schedules"]] == ["backward-first"]
+    assert (data["stages"], data["replica"], data["slots"]) == (2, 1, 3)
+
+
+def test_schedules_of_bad_input(files: Path) -> None:
+    page = files / "page.html"
+    result = run_harts("inspect", "schedule", files / "plan", "--replica", "5", "--html", page)
+    assert result.returncode == 2
+    assert "no replica 5: the plan has 2" in result.stderr
+    owner = np.array(PLAN.spans.owner)
+    owner[0] = 99
+    write_bundle(files / "broken", with_table(PLAN, "spans", owner=owner))
+    result = run_harts("inspect", "schedule", files / "broken", "--html", page)
+    assert result.returncode == 4
+    assert "no such owner" in result.stderr
+    assert not page.exists()
+    assert run_harts("inspect", "schedule", files / "plan", "--pp", "0").returncode == 2

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harts_cli.report.gates import missed_gates, parse_gates
 from harts_cli.report.html import render_html, write_html
-from harts_cli.report.sections import Facts, Report, Table, histogram, number
+from harts_cli.report.sections import Drawing, Facts, Report, Table, histogram, number
 from harts_cli.report.terminal import BAR_WIDTH, bar, print_report
 from harts_core.distribution import describe
 from harts_core.errors import ConfigError, DataError
@@ -24,6 +24,7 @@ REPORT = Report(
         Table(title="Groups", columns=("group", "rows"), rows=(("<script>x</script>", "3"),), note="2 more"),
         histogram("Length", describe(np.array([1, 1, 2, 9]))),
         histogram("Forks", describe(np.empty(0))),
+        Drawing(title="Chart", lines=("a<b", "[bold]c"), note="letters"),
     ),
 )
 
@@ -36,7 +37,15 @@ def on_terminal(report: Report) -> str:
 
 def test_the_terminal_shows_every_section_and_reads_no_markup() -> None:
     text = on_terminal(REPORT)
-    for part in ("[bold]a<b>[/bold]", "rows & all", "<script>x</script>", "2 more", "Forks: none"):
+    for part in (
+        "[bold]a<b>[/bold]",
+        "rows & all",
+        "<script>x</script>",
+        "2 more",
+        "Forks: none",
+        "a<b\n[bold]c",
+        "letters",
+    ):
         assert part in text
     assert "Length: min 1 · median 1.5 · mean 3.25" in text
 
@@ -79,6 +88,7 @@ def test_the_page_is_well_formed_escaped_and_self_contained() -> None:
     assert "url(" not in text
     assert "http" not in text
     assert text.count('<td class="bar"><div') == 3
+    assert "<pre>a&lt;b\n[bold]c</pre>" in text
     assert render_html(REPORT) == text
 
 

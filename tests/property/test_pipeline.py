@@ -22,6 +22,7 @@ from tests.support_windows import chain_bundle, nested_bundle
 SEEDS = st.integers(0, 2**32 - 1)
 KINDS = st.sampled_from(SCHEDULES)
 STAGES = st.integers(1, 8)
+LAGS = st.integers(1, 3)
 
 
 def random_plan(rng: np.random.Generator) -> PlanBundle:
@@ -48,15 +49,18 @@ def consumers_in_flight(bundle: PlanBundle, events: tuple[Event, ...]) -> int:
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=SEEDS, num_stages=STAGES, kind=KINDS, training=st.booleans())
-def test_every_schedule_is_valid(seed: int, num_stages: int, kind: ScheduleKind, training: bool) -> None:
+@given(seed=SEEDS, num_stages=STAGES, kind=KINDS, lag=LAGS, training=st.booleans())
+def test_every_schedule_is_valid(
+    seed: int, num_stages: int, kind: ScheduleKind, lag: int, training: bool
+) -> None:
     bundle = random_plan(np.random.default_rng(seed))
     for replica in range(bundle.dp):
         schedule = pipeline_schedule(
-            bundle, num_stages=num_stages, replica=replica, kind=kind, training=training
+            bundle, num_stages=num_stages, replica=replica, kind=kind, lag=lag, training=training
         )
         check_schedule(bundle, schedule)
-        assert schedule.max_live_producers <= max(1, num_stages * nesting(bundle, replica))
+        in_flight = lag * (num_stages - 1) + 1
+        assert schedule.max_live_producers == max(1, in_flight * nesting(bundle, replica))
 
 
 @settings(max_examples=80, deadline=None)
@@ -74,9 +78,9 @@ def test_any_limit_on_producers_that_one_stage_meets(
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=SEEDS, num_stages=STAGES, kind=KINDS)
-def test_memory_of_a_stage(seed: int, num_stages: int, kind: ScheduleKind) -> None:
-    """With windows that do not nest: at most P − s consumers and as many producers alive on stage s."""
+@given(seed=SEEDS, num_stages=STAGES, kind=KINDS, lag=LAGS)
+def test_memory_of_a_stage(seed: int, num_stages: int, kind: ScheduleKind, lag: int) -> None:
+    """With windows that do not nest: with lag 1 at most P − s consumers and as many producers on stage s."""
     rng = np.random.default_rng(seed)
     slots = int(rng.integers(1, 9))
     outer = np.cumsum(rng.random(slots) < 0.5)
@@ -90,10 +94,11 @@ def test_memory_of_a_stage(seed: int, num_stages: int, kind: ScheduleKind) -> No
         outer=outer.tolist(),
     )
     producer = bundle.units.kind == PRODUCER
-    schedule = pipeline_schedule(bundle, num_stages=num_stages, replica=1, kind=kind)
+    schedule = pipeline_schedule(bundle, num_stages=num_stages, replica=1, kind=kind, lag=lag)
     for s, events in enumerate(schedule.stages):
-        assert consumers_in_flight(bundle, events) <= num_stages - s
-        assert peak_alive(events, producer) <= num_stages - s
+        in_flight = lag * (num_stages - 1 - s) + 1
+        assert consumers_in_flight(bundle, events) <= in_flight
+        assert peak_alive(events, producer) <= in_flight
     if kind == "non-overlapping":
         assert all(peak_alive(events, producer) <= 1 for events in schedule.stages)
 

@@ -5,11 +5,12 @@ that the stage before sent, its backward on a gradient that the stage after sent
 keeps for those that import from it) never leave their stage.
 
 All stages run the forwards in one order and the backwards in one order, those of the single process. What a
-schedule decides is how far the backwards lag: on stage s every backward waits for P − 1 − s more *consumer*
-forwards than on the last stage. Producers advance no count, so one-forward-one-backward runs on over the
-bounds of windows. Windows kept apart, and limits on live producers, are deadlines in that order that are the
-same on all stages. The lag never grows from one stage to the next and deadlines are common, so a stage never
-waits for a forward that its neighbour has put after the backward that it is waiting for: no deadlock.
+schedule decides is how far the backwards lag: on stage s every backward waits for P − 1 − s (times ``lag``)
+more *consumer* forwards than on the last stage. Producers advance no count, so one-forward-one-backward runs
+on over the bounds of windows. Windows kept apart, and limits on live producers, are deadlines in that order
+that are the same on all stages. The lag never grows from one stage to the next and deadlines are common, so a
+stage never waits for a forward that its neighbour has put after the backward that it is waiting for: no
+deadlock.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def pipeline_schedule(
     replica: int,
     kind: ScheduleKind = "harts",
     units: Sequence[int] | None = None,
+    lag: int = 1,
     max_live_producers: int | None = None,
     training: bool = True,
 ) -> PipelineSchedule:
@@ -94,15 +96,21 @@ def pipeline_schedule(
         kind: see :class:`PipelineSchedule`.
         units: the replica's units in forward order, with a unit all that it imports from and all that import
             from it (a minibatch); all of the replica if not given.
-        max_live_producers: on one stage; by default P for each level of nested producers, which windows never
-            exceed. A stage holds 1/P of a producer's layers, so that is the memory of the single process.
+        lag: consumer forwards by which the backwards of a stage lag behind those of the next stage. 1 is the
+            usual one forward, one backward; more keeps up to lag · (P − 1 − s) + 1 consumers in flight on
+            stage s and evens out consumers of unequal cost.
+        max_live_producers: on one stage; by default lag · (P − 1) + 1 for each level of nested producers,
+            which windows never exceed. A stage holds 1/P of a producer's layers: with lag 1 that is no more
+            memory than the single process needs.
         training: False: forward only; a unit is freed when the last unit that imports from it has run.
 
     Raises:
-        ConfigError: no such replica or kind, ``num_stages`` < 1, or a limit that even one stage exceeds.
+        ConfigError: no such replica or kind, ``num_stages`` or ``lag`` < 1, or a limit that even one stage
+            exceeds.
     """
-    if num_stages < 1:
-        raise ConfigError(f"a pipeline has at least one stage, not {num_stages}", where="pipeline stages")
+    for name, value in (("num_stages", num_stages), ("lag", lag)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value}", where="pipeline schedule")
     if not 0 <= replica < bundle.dp:
         raise ConfigError(f"there is no replica {replica}: the plan has {bundle.dp}", where="replica")
     if kind not in SCHEDULES:
@@ -111,7 +119,8 @@ def pipeline_schedule(
     single = unit_events(unit_links(bundle), mine, training=training)
     producer = bundle.units.kind == PRODUCER
     nested = peak_alive(single, producer)
-    limit = max(num_stages * nested, 1) if max_live_producers is None else max_live_producers
+    lags = [lag * (num_stages - 1 - s) for s in range(num_stages)]
+    limit = max((lags[0] + 1) * nested, 1) if max_live_producers is None else max_live_producers
     if nested > limit:
         raise ConfigError(
             f"at most {limit} live producers are allowed, but {nested} of the plan's are nested",
@@ -120,7 +129,7 @@ def pipeline_schedule(
         )
     if training:
         order = unit_order(single, producer=producer)
-        stages = [merge(order, places) for places in _places(bundle, order, num_stages, kind, limit)]
+        stages = [merge(order, places) for places in _places(bundle, order, kind, lags, limit)]
     else:
         stages = [list(single)] * num_stages
     return PipelineSchedule(
@@ -136,20 +145,20 @@ def pipeline_schedule(
 
 
 def _places(
-    bundle: PlanBundle, order: UnitOrder, num_stages: int, kind: ScheduleKind, limit: int
+    bundle: PlanBundle, order: UnitOrder, kind: ScheduleKind, lags: list[int], limit: int
 ) -> list[Int64]:
     """For each stage how many forwards come before each backward."""
     deadlines = producer_deadlines(order, limit)
     if kind == "non-overlapping":
         deadlines = np.minimum(deadlines, window_deadlines(order, bundle.units.window))
-    latest = [latest_places(order, num_stages - 1 - s, deadlines) for s in range(num_stages)]
+    latest = [latest_places(order, lag, deadlines) for lag in lags]
     if kind != "backward-first":
         return latest
     return backward_first_places(
         order,
         latest,
-        forward_time=bundle.units.cost_forward / num_stages,
-        backward_time=bundle.units.cost_backward / num_stages,
+        forward_time=bundle.units.cost_forward / len(lags),
+        backward_time=bundle.units.cost_backward / len(lags),
     )
 
 

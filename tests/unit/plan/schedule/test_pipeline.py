@@ -53,6 +53,15 @@ def test_producers_take_no_slot_and_windows_overlap() -> None:
     ]
 
 
+def test_a_larger_lag_keeps_more_consumers_in_flight() -> None:
+    bundle = plan_of(random_tree(0, num_rows=12), slots=5)
+    assert passes(pipeline_schedule(bundle, num_stages=3, replica=0, lag=2)) == [
+        "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4",
+        "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+    ]
+
+
 def test_transfers_stand_beside_their_passes() -> None:
     bundle = plan_of(random_tree(0, num_rows=12), slots=2)
     schedule = pipeline_schedule(bundle, num_stages=3, replica=0)
@@ -122,8 +131,10 @@ def test_some_units_of_a_replica() -> None:
 
 def test_wrong_arguments() -> None:
     bundle = window_bundle(random_tree(1), chunk=4, consumers=3)
-    with pytest.raises(ConfigError, match="at least one stage"):
+    with pytest.raises(ConfigError, match="num_stages must be at least 1, not 0"):
         pipeline_schedule(bundle, num_stages=0, replica=0)
+    with pytest.raises(ConfigError, match="lag must be at least 1, not 0"):
+        pipeline_schedule(bundle, num_stages=2, replica=0, lag=0)
     for replica in (-1, 1):
         with pytest.raises(ConfigError, match=f"no replica {replica}: the plan has 1"):
             pipeline_schedule(bundle, num_stages=2, replica=replica)
