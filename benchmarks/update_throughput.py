@@ -30,7 +30,7 @@ from harts_core.exec.flops import UnitFlops, unit_flops
 from harts_core.exec.layout import build_unit_layout
 from harts_core.exec.model.config import PRESETS, ModelConfig
 from harts_core.exec.model.decoder import HybridModel
-from harts_core.exec.objectives import Grpo
+from harts_core.exec.objectives import Reinforce
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.step_data import StepData
 from harts_core.exec.trainer import Trainer
@@ -93,7 +93,7 @@ class Variant:
         planner, calls = VARIANTS[name]
         self.bundle = plans[planner]
         optimizer = Optimizer(model.named_parameters(), OptimizerSection(learning_rate=0.0))
-        self.trainer = Trainer(model, Grpo(), optimizer, linear_calls=calls)
+        self.trainer = Trainer(model, Reinforce(), optimizer, linear_calls=calls)
         self.data: StepData = self.trainer.prepare(self.bundle, workload.tree)
         layouts = [
             build_unit_layout(self.bundle, workload.tree, unit, linear_calls=calls)

@@ -55,7 +55,7 @@ class LoopOptions:
     tasks: int = 6
     turns: int = 6
     branch_at: tuple[int, ...] = (0, 2, 4)
-    learning_rate: float = 1e-2
+    learning_rate: float = 5e-3
     seed: int = 0
 
 
@@ -181,7 +181,7 @@ def main() -> None:
     """Both modes, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of rewards.csv and rewards.png")
-    parser.add_argument("--steps", type=int, default=LoopOptions.steps)
+    parser.add_argument("--steps", type=int, default=LoopOptions().steps)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
