@@ -33,7 +33,7 @@ from harts_core.plan.schedule.orders import (
     unit_order,
     window_deadlines,
 )
-from harts_core.plan.schedule.units import Event, peak_alive, unit_events, unit_links
+from harts_core.plan.schedule.units import Event, UnitLinks, peak_alive, unit_events, unit_links
 
 ScheduleKind = Literal["harts", "non-overlapping", "backward-first"]
 SCHEDULES: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
@@ -83,6 +83,7 @@ def pipeline_schedule(
     replica: int,
     kind: ScheduleKind = "harts",
     units: Sequence[int] | None = None,
+    links: UnitLinks | None = None,
     lag: int = 1,
     max_live_producers: int | None = None,
     training: bool = True,
@@ -96,6 +97,9 @@ def pipeline_schedule(
         kind: see :class:`PipelineSchedule`.
         units: the replica's units in forward order, with a unit all that it imports from and all that import
             from it (a minibatch); all of the replica if not given.
+        links: who imports from whom, where more has to hold than the plan says: replicas that run in lockstep
+            wait for each other's importers. Of the kinds, ``backward-first`` depends on costs and keeps no
+            lockstep.
         lag: consumer forwards by which the backwards of a stage lag behind those of the next stage. 1 is the
             usual one forward, one backward; more keeps up to lag · (P − 1 − s) + 1 consumers in flight on
             stage s and evens out consumers of unequal cost.
@@ -116,7 +120,7 @@ def pipeline_schedule(
     if kind not in SCHEDULES:
         raise ConfigError(f"unknown schedule {kind!r}", hint=f"one of {', '.join(SCHEDULES)}")
     mine = bundle.units_of_replica(replica).tolist() if units is None else list(units)
-    single = unit_events(unit_links(bundle), mine, training=training)
+    single = unit_events(links or unit_links(bundle), mine, training=training)
     producer = bundle.units.kind == PRODUCER
     nested = peak_alive(single, producer)
     lags = [lag * (num_stages - 1 - s) for s in range(num_stages)]

@@ -8,7 +8,7 @@ from harts_core.errors import ConfigError
 from harts_core.plan.bundle import PRODUCER, PlanBundle
 from harts_core.plan.schedule.check import check_schedule
 from harts_core.plan.schedule.pipeline import SCHEDULES, PipelineSchedule, pipeline_schedule
-from harts_core.plan.schedule.units import peak_alive, unit_events, unit_links
+from harts_core.plan.schedule.units import UnitLinks, peak_alive, unit_events, unit_links
 from tests.support_train import plan_of, random_tree
 from tests.support_windows import chain_bundle, nested_bundle, window_bundle
 
@@ -127,6 +127,19 @@ def test_some_units_of_a_replica() -> None:
     schedule = pipeline_schedule(bundle, num_stages=2, replica=0, units=(1, 4, 5))
     check_schedule(bundle, schedule)
     assert passes(schedule) == ["F1 F4 F5 B4 B5 B1", "F1 F4 B4 F5 B5 B1"]
+
+
+def test_links_beyond_the_plan() -> None:
+    """Consumer 4 of the second window waits for consumer 2 of the first, as it may on another replica."""
+    bundle = two_windows()
+    links = unit_links(bundle)
+    owners, importers = list(links.owners), list(links.importers)
+    owners[4], importers[2] = (*owners[4], 2), (*importers[2], 4)
+    schedule = pipeline_schedule(
+        bundle, num_stages=2, replica=0, links=UnitLinks(owners=tuple(owners), importers=tuple(importers))
+    )
+    check_schedule(bundle, schedule)
+    assert passes(schedule)[1] == "F0 F2 F3 B3 F1 F4 B4 B2 B0 F5 B5 B1"
 
 
 def test_wrong_arguments() -> None:
