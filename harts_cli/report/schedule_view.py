@@ -35,19 +35,28 @@ def schedule_report(name: str, report: PipelineReport) -> Report:
 def _comparison(report: PipelineReport) -> Table:
     return Table(
         title="Simulated makespan of the slowest replica",
-        columns=("schedule", "makespan", "of harts", "bubbles", "live producers", "interface tokens"),
+        columns=("schedule", "makespan", "of harts", "bubbles", "producers", "interface", "activation"),
         rows=tuple(
             (
                 schedule.kind,
                 number(schedule.makespan),
                 f"{schedule.slowdown:.3f}×",
                 percent(schedule.bubble_share),
-                number(max(max(r.peak_producers) for r in schedule.replicas)),
-                number(max(max(r.peak_interface_tokens) for r in schedule.replicas)),
+                *(number(max(max(peak) for peak in peaks)) for peaks in _peaks(schedule)),
             )
             for schedule in report.schedules
         ),
-        note="live producers, interface tokens: the most on any stage of any replica",
+        note="producers, interface and activation tokens: the most alive on any stage of any replica; "
+        f"a stage holds 1/{report.stages} of the layers",
+    )
+
+
+def _peaks(schedule: ScheduleReport) -> tuple[list[tuple[int, ...]], ...]:
+    """Three peaks, for every replica and stage."""
+    return (
+        [r.peak_producers for r in schedule.replicas],
+        [r.peak_interface_tokens for r in schedule.replicas],
+        [r.peak_activation_tokens for r in schedule.replicas],
     )
 
 

@@ -28,6 +28,7 @@ class ReplicaTimeline:
         peak_producers: for each stage the most producers alive at once.
         peak_interface_tokens: for each stage the most computed tokens alive at once of units that others
             import from.
+        peak_activation_tokens: for each stage the most padded tokens alive at once of all units.
     """
 
     replica: int
@@ -36,6 +37,7 @@ class ReplicaTimeline:
     busy: tuple[float, ...]
     peak_producers: tuple[int, ...]
     peak_interface_tokens: tuple[int, ...]
+    peak_activation_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,4 +170,5 @@ def _replica(replica: int, line: Timeline) -> ReplicaTimeline:
         busy=line.busy,
         peak_producers=line.peak_producers,
         peak_interface_tokens=line.peak_interface_tokens,
+        peak_activation_tokens=line.peak_activation_tokens,
     )

@@ -42,6 +42,8 @@ class Timeline:
         peak_producers: for each stage the most producers alive at once.
         peak_interface_tokens: for each stage the most computed tokens alive at once of units that others
             import from.
+        peak_activation_tokens: for each stage the most padded tokens alive at once of all units; their
+            activations are those of the stage's layers only.
     """
 
     passes: tuple[Pass, ...]
@@ -50,6 +52,7 @@ class Timeline:
     bubble_share: float
     peak_producers: tuple[int, ...]
     peak_interface_tokens: tuple[int, ...]
+    peak_activation_tokens: tuple[int, ...]
 
 
 def simulate(bundle: PlanBundle, schedule: PipelineSchedule) -> Timeline:
@@ -75,6 +78,9 @@ def simulate(bundle: PlanBundle, schedule: PipelineSchedule) -> Timeline:
         bubble_share=1 - sum(busy) / (len(runs) * makespan) if makespan else 0.0,
         peak_producers=tuple(peak_alive(events, producer) for events in schedule.stages),
         peak_interface_tokens=tuple(peak_alive(events, interface) for events in schedule.stages),
+        peak_activation_tokens=tuple(
+            peak_alive(events, bundle.units.padded_tokens) for events in schedule.stages
+        ),
     )
 
 

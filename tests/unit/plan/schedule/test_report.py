@@ -45,7 +45,21 @@ def test_a_plan_of_three_units_by_hand() -> None:
     assert replica.busy == (10.5, 10.5)
     assert replica.peak_producers == (1, 1)
     assert replica.peak_interface_tokens == (4, 4)
+    assert replica.peak_activation_tokens == (12, 8)
     assert (report.producers, report.consumers) == ((0,), (1, 2))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_units_of_equal_cost(num_stages: int, lag: int) -> None:
+    """A pipeline loses P − 1 units once (harts), or in each of its two windows (non-overlapping)."""
+    consumer = (BUNDLE.units.kind == CONSUMER).astype(float)
+    even = with_table(BUNDLE, "units", cost_forward=consumer, cost_backward=2 * consumer)
+    report = pipeline_report(even, num_stages=num_stages, lag=lag)
+    spans = [s.makespan * num_stages / 3 for s in report.schedules]
+    assert spans[0] == pytest.approx(6 + num_stages - 1)
+    assert spans[1] == pytest.approx(6 + 2 * (num_stages - 1))
+    assert spans[0] <= spans[2] * (1 + 1e-12)
 
 
 def test_the_slowest_replica_is_drawn_and_decides() -> None:
