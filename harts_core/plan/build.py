@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from harts_core.plan.bundle import NONE, PlanBundle, SequenceTable, SpanTable, UnitTable
 from harts_core.plan.cost_model import CostModel
-from harts_core.plan.layout import Layout, layout_consumers, run_starts
+from harts_core.plan.layout import TOKEN_WISE, Layout, layout_consumers, run_starts
 from harts_core.plan.metrics import plan_metrics
 from harts_core.plan.rounds import plan_rounds
 from harts_core.trees.ragged import Ragged
@@ -74,7 +74,7 @@ def finish_bundle(
         windows=layout.windows,
         assignments=layout.assignments,
         dp=int(parameters["dp"]),
-        capacity=int(parameters["capacity"]),
+        capacity=None if TOKEN_WISE in parameters else int(parameters["capacity"]),
         num_rounds=num_rounds,
         replay_tokens=_replay_tokens(layout.spans, sequences),
     )

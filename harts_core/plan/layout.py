@@ -20,6 +20,9 @@ from harts_core.trees.segments import build_segment_tree
 
 Int32 = npt.NDArray[np.int32]
 SHARING = ("tree", "none", "group")
+TOKEN_WISE = "token_wise_from_slot"
+"""Manifest parameter of plans that split trajectories: from this slot on, the capacity bounds the tokens that
+a consumer computes; its layout, with the ancestors that it imports, may be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +46,44 @@ class Layout:
     assignments: AssignmentTable
     sharing: str
     parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def append_slots(first: Layout, second: Layout, dp: int) -> Layout:
+    """One layout with the slots of ``second`` behind those of ``first``.
+
+    Args:
+        first: any layout.
+        second: a layout of other rows, without windows, with the same sharing.
+        dp: D, of both.
+    """
+    units = len(first.replica)
+    slots = int(first.slot.max()) + 1
+    before = np.bincount(first.replica, minlength=dp).astype(np.int32)  # units that run first
+    both = {
+        name: np.concatenate([getattr(first.spans, name), getattr(second.spans, name)])
+        for name in SpanTable.__slots__
+    }
+    for name in ("unit", "owner"):
+        both[name][len(first.spans) :] += units
+    lines = {
+        name: np.concatenate([getattr(first.assignments, name), getattr(second.assignments, name)])
+        for name in AssignmentTable.__slots__
+    }
+    lines["unit"][len(first.assignments) :] += units
+    lines["slot"][len(first.assignments) :] += slots
+    by_row = np.lexsort((lines["start"], lines["row"]))
+    return Layout(
+        replica=np.concatenate([first.replica, second.replica]),
+        kind=np.concatenate([first.kind, second.kind]),
+        window=np.concatenate([first.window, second.window]),
+        slot=np.concatenate([first.slot, second.slot + slots]),
+        order=np.concatenate([first.order, second.order + before[second.replica]]),
+        windows=first.windows,
+        spans=SpanTable(**both),
+        assignments=AssignmentTable(**{name: values[by_row] for name, values in lines.items()}),
+        sharing=first.sharing,
+        parameters={**first.parameters, **second.parameters, TOKEN_WISE: slots},
+    )
 
 
 def run_starts(keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

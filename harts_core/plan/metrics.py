@@ -21,7 +21,7 @@ def plan_metrics(
     windows: WindowTable,
     assignments: AssignmentTable,
     dp: int,
-    capacity: int,
+    capacity: int | None,
     num_rounds: int,
     replay_tokens: int,
 ) -> dict[str, Any]:
@@ -36,13 +36,14 @@ def plan_metrics(
       ``step_balance``: mean over max of the replicas' totals.
     - ``num_rounds``: packed linear-attention calls of a layer, summed over units; ``replay_tokens``.
     - ``bound_decoder``: no plan on D replicas compresses more (S over the least tokens in D sets; the
-      whole-trie bound is original_tokens / trie_tokens); ``bound_within``: no plan with this capacity does.
+      whole-trie bound is original_tokens / trie_tokens); ``bound_within``: no plan with this capacity does
+      within microbatches; the same as ``bound_decoder`` where trajectories are split.
 
     Args:
         tree: the rollout tree.
         units, windows, assignments: tables of the plan.
         dp: D.
-        capacity: T.
+        capacity: T; None where trajectories are split, so that it does not bound complete layouts.
         num_rounds, replay_tokens: of the call plan.
     """
     rows = assignments.row[run_starts(assignments.row)]
@@ -53,6 +54,10 @@ def plan_metrics(
     producer = _per_replica(units, PRODUCER, units.window, dp)
     complete = int(units.complete_tokens[units.kind == CONSUMER].sum())
     computed = int(residual.sum() + producer.sum())
+    whole = least_tokens_in_sets(length, lcp, min(dp, len(rows)))
+    within = (
+        whole if capacity is None else least_tokens_within_capacity(length, lcp, capacity=capacity, dp=dp)
+    )
     ideal = dp * int(residual.max(axis=1).sum() + producer.max(axis=1, initial=0).sum())
     balance = computed / ideal
     totals = residual.sum(axis=0) + producer.sum(axis=0)
@@ -75,8 +80,8 @@ def plan_metrics(
         "num_windows": len(windows),
         "num_rounds": num_rounds,
         "replay_tokens": replay_tokens,
-        "bound_within": original / least_tokens_within_capacity(length, lcp, capacity=capacity, dp=dp),
-        "bound_decoder": original / least_tokens_in_sets(length, lcp, min(dp, len(rows))),
+        "bound_within": original / within,
+        "bound_decoder": original / whole,
     }
 
 

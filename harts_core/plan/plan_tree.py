@@ -12,7 +12,8 @@ from harts_core.errors import ConfigError, InfeasiblePlanError
 from harts_core.plan.build import finish_bundle
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.options import PlanOptions
-from harts_core.plan.planners import PLANNERS, PlanProblem
+from harts_core.plan.planners import PLANNERS, TOKEN_WISE_PLANNERS, WHOLE_ROW_PLANNERS, PlanProblem
+from harts_core.plan.planners.split import plan_splitting
 from harts_core.plan.validate import validate_plan
 from harts_core.progress import Progress, no_progress
 from harts_core.trees.rollout_tree import RolloutTree
@@ -54,7 +55,10 @@ def plan_tree(tree: RolloutTree, options: PlanOptions, progress: Progress = no_p
         time_budget_s=options.time_budget_s,
         search_budget=options.search_budget,
     )
-    layout = planner(problem, progress)
+    if problem.length.max() > problem.capacity and options.planner not in TOKEN_WISE_PLANNERS:
+        layout = plan_splitting(problem, planner, progress)
+    else:
+        layout = planner(problem, progress)
     clock.append(time.perf_counter())
     bundle = finish_bundle(
         tree,
@@ -86,21 +90,22 @@ def _parameters(options: PlanOptions, dropped: list[int]) -> dict[str, Any]:
 
 def _select_rows(tree: RolloutTree, options: PlanOptions) -> tuple[Any, list[int]]:
     """(rows to place, rows dropped for their length)."""
-    if options.on_too_long == "split":
+    split = options.on_too_long == "split"
+    if split and options.planner in WHOLE_ROW_PLANNERS:
         raise ConfigError(
-            f"--on-too-long split is not available with planner {options.planner}",
+            f"--on-too-long split needs a planner that shares by prefix trees, not {options.planner}",
             hint="use --on-too-long drop, or raise --capacity",
         )
-    too_long = np.flatnonzero(tree.length > options.capacity)
+    too_long = np.flatnonzero((tree.length > options.capacity) & (not split))
     if len(too_long) and options.on_too_long == "error":
         named = ", ".join(f"{r} ({tree.length[r]:,} tokens)" for r in too_long[:5].tolist())
         more = f" and {len(too_long) - 5} more" if len(too_long) > 5 else ""
         raise InfeasiblePlanError(
             f"{len(too_long)} trajectories are longer than the capacity of {options.capacity:,} tokens",
             where=f"rows {named}{more}",
-            hint=f"raise --capacity to {int(tree.length.max())}, or give --on-too-long drop",
+            hint=f"raise --capacity to {int(tree.length.max())}, or give --on-too-long split or drop",
         )
-    rows = np.flatnonzero(tree.length <= options.capacity).astype(np.int32)
+    rows = np.setdiff1d(np.arange(tree.num_rows), too_long).astype(np.int32)
     if len(rows) < options.dp:
         raise InfeasiblePlanError(
             f"{len(rows)} trajectories cannot give each of {options.dp} replicas one",

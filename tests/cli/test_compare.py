@@ -87,9 +87,9 @@ def test_a_planner_without_a_plan_is_a_row(tree: RolloutTree, tmp_path: Path) ->
         (["--dp", "2", "--capacity", "300", "--seeds", ""], 2, "--seeds must be integers"),
         (["--dp", "0", "--capacity", "300"], 2, "dp must be a positive integer"),
         (
-            ["--dp", "2", "--capacity", "300", "--on-too-long", "split", "--planners", "psrl"],
+            ["--dp", "2", "--capacity", "300", "--on-too-long", "split", "--planners", "expanded"],
             2,
-            "not available",
+            "needs a planner that shares by prefix trees",
         ),
         (["--dp", "2", "--capacity", "3", "--planners", "psrl"], 4, "no planner found a plan"),
     ],

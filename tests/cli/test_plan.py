@@ -88,7 +88,11 @@ def test_cost_model_option(tree_path: Path, tmp_path: Path) -> None:
         (["--dp", "2", "--capacity", "10"], 4, "longer than the capacity"),
         (["--dp", "40", "--capacity", "500"], 4, "30 trajectories cannot give each of 40"),
         (["--dp", "2", "--capacity", "500", "--planner", "magic"], 2, "no such planner: magic"),
-        (["--dp", "2", "--capacity", "500", "--on-too-long", "split"], 2, "not available"),
+        (
+            ["--dp", "2", "--capacity", "500", "--on-too-long", "split", "--planner", "expanded"],
+            2,
+            "needs a planner that shares by prefix trees",
+        ),
         (["--dp", "0", "--capacity", "500"], 2, "dp must be a positive integer"),
         (["--dp", "2", "--capacity", "500", "--cost-model", "none.toml"], 2, "no such cost model"),
         (["--dp", "2"], 2, "--capacity"),

@@ -12,7 +12,8 @@ from harts_core.plan.planners.problem import Planner, PlanProblem
 from harts_core.plan.planners.psrl import plan_psrl
 from harts_core.plan.planners.two_level.planner import plan_harts
 
-__all__ = ["PLANNERS", "PlanProblem", "Planner"]
+__all__ = ["PLANNERS", "TOKEN_WISE_PLANNERS", "WHOLE_ROW_PLANNERS", "PlanProblem", "Planner"]
+
 
 PLANNERS: dict[str, Planner] = {
     "harts": plan_harts,
@@ -25,3 +26,8 @@ PLANNERS: dict[str, Planner] = {
     "length-balanced": plan_length_balanced,
     "expanded": plan_expanded,
 }
+
+TOKEN_WISE_PLANNERS = ("psrl",)
+"""Planners that split trajectories by themselves."""
+WHOLE_ROW_PLANNERS = ("group-prefix", "length-balanced", "expanded")
+"""Planners in whose plans a trajectory cannot be split: they do not share by prefix trees."""

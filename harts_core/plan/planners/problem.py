@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,8 @@ class PlanProblem:
 
     Attributes:
         tree: the rollout tree.
-        rows: int32 [M], the rows to place, ascending; every length ≤ capacity, and M ≥ dp.
+        rows: int32 [M], the rows to place, ascending; M ≥ dp. Every length ≤ capacity, but for planners that
+            split trajectories.
         length: int64 [M], tokens of each.
         lcp: int32 [M], tokens shared with the one before; 0 for the first.
         dp: D.
@@ -91,6 +92,17 @@ class PlanProblem:
             effort=effort,
             time_budget_s=time_budget_s,
             search_budget=search_budget,
+        )
+
+    def with_rows(self, rows: Int32) -> PlanProblem:
+        """The same problem for other rows of the tree, ascending."""
+        first = np.zeros(len(rows), np.bool_)
+        first[:1] = True
+        return replace(
+            self,
+            rows=read_only(rows),
+            length=read_only(self.tree.length[rows].astype(np.int64)),
+            lcp=read_only(neighbour_lcp(self.tree.lcp, rows, first)),
         )
 
     def whole_slots(self, num_consumers: int) -> int:

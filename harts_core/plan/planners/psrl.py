@@ -1,8 +1,4 @@
-"""psRL's placement: semantic groups to workers by longest processing time.
-
-This planner places whole trajectories. Cutting them between microbatches, and importing what earlier
-microbatches of the worker computed, is not part of it.
-"""
+"""psRL: semantic groups to workers by longest processing time, token-wise microbatches on each."""
 
 from __future__ import annotations
 
@@ -14,24 +10,30 @@ from harts_core.plan.layout import Layout
 from harts_core.plan.planners.groups import at_least, row_groups, shared_in_group
 from harts_core.plan.planners.packing import spread_heaviest_first
 from harts_core.plan.planners.problem import Int32, Int64, PlanProblem
-from harts_core.plan.planners.workers import layout_workers
+from harts_core.plan.planners.token_wise import layout_token_wise
+from harts_core.plan.planners.worker_tokens import work_coefficients
 from harts_core.progress import Progress
 
 
 def plan_psrl(problem: PlanProblem, progress: Progress) -> Layout:
-    """Plan by psRL's placement (sharing "tree", no producers).
+    """Plan as psRL does (sharing "tree", no producers; rows may be longer than the capacity).
 
     Groups (halved where there are fewer than workers) go to the worker with the least work so far, the
-    heaviest first; on a worker, microbatches of about equal work are cut in sequence order.
+    heaviest first. Each worker's tokens are cut into microbatches of equal work at any token; later ones
+    import what they need of earlier ones.
 
     Raises:
-        InfeasiblePlanError: some worker needs more microbatches than the others have rows for.
+        InfeasiblePlanError: a worker has fewer tokens than another one needs microbatches.
     """
-    group = row_groups(problem)
-    work = sequence_work(problem.length, shared_in_group(problem, group), problem.cost_model)
-    piece = at_least(group, problem.dp)
-    total = np.bincount(piece, work)
-    return layout_workers(problem, spread_heaviest_first(total, problem.dp)[piece], work)
+    return layout_token_wise(problem, place_groups(problem))
+
+
+def place_groups(problem: PlanProblem) -> Int32:
+    """int32 [M], the worker of each row: groups by longest processing time; none without a row."""
+    piece = at_least(row_groups(problem), problem.dp)
+    work = sequence_work(problem.length, shared_in_group(problem, piece), problem.cost_model)
+    placed: Int32 = spread_heaviest_first(np.bincount(piece, work), problem.dp)[piece]
+    return placed
 
 
 def sequence_work(length: Int64, shared: Int32, cost_model: CostModel) -> npt.NDArray[np.float64]:
@@ -46,6 +48,5 @@ def sequence_work(length: Int64, shared: Int32, cost_model: CostModel) -> npt.ND
         cost_model: the coefficients.
     """
     suffix = (length - shared).astype(np.float64)
-    pair = cost_model.beta_forward + cost_model.beta_backward
-    token = cost_model.alpha_forward + cost_model.alpha_backward
+    pair, token = work_coefficients(cost_model)
     return pair * suffix * length + token * suffix

@@ -18,6 +18,9 @@ def check_manifest(bundle: PlanBundle, tree: RolloutTree) -> None:
             raise reject(f"{key} must be a positive integer, not {value!r}", f"parameters.{key}")
     if p.get("sharing") not in ("tree", "none", "group"):
         raise reject(f"sharing must be tree, none or group, not {p.get('sharing')!r}", "parameters.sharing")
+    slot = p.get("token_wise_from_slot", 0)
+    if not isinstance(slot, int) or isinstance(slot, bool) or slot < 0:
+        raise reject(f"token_wise_from_slot must be a slot, not {slot!r}", "parameters.token_wise_from_slot")
     dropped = p.get("dropped_rows", [])
     if not isinstance(dropped, list) or not all(type(r) is int and 0 <= r < tree.num_rows for r in dropped):
         raise reject("dropped_rows must list rows of the tree", "parameters.dropped_rows")

@@ -89,13 +89,16 @@ def _bounds(bundle: PlanBundle, tree: RolloutTree) -> dict[str, int | float]:
     trie = int((length - lcp).sum())
     ranked = np.sort(lcp[1:])
     capacity, dp = int(bundle.parameters["capacity"]), bundle.dp
+    whole = trie + int(ranked[: dp - 1].sum())
+    if "token_wise_from_slot" in bundle.parameters:  # the capacity does not bound complete layouts
+        return {"trie_tokens": trie, "bound_within": original / whole, "bound_decoder": original / whole}
     nested = int(_nested_tokens(length, lcp, capacity))
     num_consumers = dp * max(1, math.ceil(nested / (capacity * dp)))
     within = max(nested, trie + int(ranked[: num_consumers - 1].sum()))
     return {
         "trie_tokens": trie,
         "bound_within": original / within,
-        "bound_decoder": original / (trie + int(ranked[: dp - 1].sum())),
+        "bound_decoder": original / whole,
     }
 
 

@@ -13,7 +13,11 @@ COST_TOLERANCE = 1e-12
 
 
 def check_work(bundle: PlanBundle) -> None:
-    """Complete, computed and padded tokens and both costs of every unit; C ≤ T; producers within theirs."""
+    """Complete, computed and padded tokens and both costs of every unit; limits of tokens.
+
+    C ≤ T for consumers; from slot ``token_wise_from_slot`` on (plans that split trajectories) their computed
+    tokens ≤ T instead; producers compute at most theirs.
+    """
     u, s, p = bundle.units, bundle.spans, bundle.parameters
     n = bundle.num_units
     stop = s.stop.astype(np.int64)
@@ -40,10 +44,12 @@ def check_work(bundle: PlanBundle) -> None:
     check("padded_tokens", padded)
     capacity = p["capacity"]
     consumer = u.kind == CONSUMER
+    token_wise = consumer & (u.slot >= p.get("token_wise_from_slot", np.inf))
+    bounded = np.where(token_wise, computed, complete)
     require(
-        ~consumer | (complete <= capacity),
+        ~consumer | (bounded <= capacity),
         f"more than the capacity of {capacity} tokens",
-        lambda i: f"unit {i}: {complete[i]} tokens",
+        lambda i: f"unit {i}: {bounded[i]} tokens",
     )
     limit = p.get("producer_capacity", capacity)
     require(

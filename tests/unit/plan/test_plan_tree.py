@@ -78,8 +78,12 @@ def test_rows_longer_than_the_capacity(planner: str) -> None:
     assert bundle.parameters["dropped_rows"] == [1, 3]
     assert bundle.assignments.row.tolist() == [0, 2]
     assert bundle.metrics["original_tokens"] == 7
-    with pytest.raises(ConfigError, match=f"split is not available with planner {planner}"):
-        plan(rows, planner, dp=1, capacity=5, on_too_long="split")
+    if planner == "expanded":
+        with pytest.raises(ConfigError, match="shares by prefix trees, not expanded"):
+            plan(rows, planner, dp=1, capacity=5, on_too_long="split")
+    else:
+        split = plan(rows, planner, dp=1, capacity=5, on_too_long="split")
+        assert split.metrics["original_tokens"] == 28
     with pytest.raises(InfeasiblePlanError, match="0 trajectories"):
         plan(rows, planner, dp=1, capacity=2, on_too_long="drop")
 
