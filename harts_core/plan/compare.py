@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harts_core.errors import ConfigError, ExecError, HartsError, PlanError
+from harts_core.errors import ConfigError, HartsError, InfeasiblePlanError, MissingBackendError
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
 from harts_core.plan.planners import PLANNERS
@@ -93,6 +93,7 @@ def compare_planners(
 
     Raises:
         ConfigError: no such planner, a value out of range, or nothing to compare.
+        InvalidPlanError: a planner broke a rule (a bug).
     """
     unknown = [name for name in planners if name not in PLANNERS]
     if unknown:
@@ -140,7 +141,7 @@ def _result(tree: RolloutTree, options: PlanOptions) -> PlannerResult:
     gaps = planning_s = failure = None
     try:
         bundle = plan_tree(tree, options)
-    except (PlanError, ExecError) as error:
+    except (InfeasiblePlanError, MissingBackendError) as error:
         failure = _reason(error)
     else:
         metrics = bundle.metrics
