@@ -15,7 +15,9 @@ from tests.architecture.source import PACKAGES, ROOT, imports, module_of, name_o
 
 HEAVY = {"torch", "megatron", "fla", "transformers", "triton", "safetensors"}
 BASE = ("harts_core.distribution", "harts_core.errors", "harts_core.files", "harts_core.progress")
-BUNDLE = tuple(f"harts_core.plan.{name}" for name in ("bundle", "bundle_file", "schedule", "validate"))
+BUNDLE = tuple(
+    f"harts_core.plan.{name}" for name in ("bundle", "bundle_file", "cache_policy", "schedule", "validate")
+)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "harts_core.trees": (*BASE, "harts_core.trees"),
     "harts_core.plan": (*BASE, "harts_core.trees", "harts_core.plan"),
