@@ -36,6 +36,10 @@ PLANS = {
     "one level": plan_of(TREE, dp=2, slots=2),
     "nested": nested_bundle(TREE, dp=2, slots=3, levels=2, chunk=4, seed=1),
     "chain": chain_bundle(TREE, units=5, chunk=4),
+    "psrl": plan_tree(
+        TREE,
+        PlanOptions(dp=2, capacity=int(TREE.length.max()) // 4, planner="psrl", chunk=4, on_too_long="split"),
+    ),
 }
 
 
