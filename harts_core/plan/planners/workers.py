@@ -18,20 +18,18 @@ HALVINGS = 40
 """Bisection steps for the least work per microbatch."""
 
 
-def layout_workers(
-    problem: PlanProblem, worker: npt.NDArray[Any], work: npt.NDArray[Any] | None = None
-) -> Layout:
+def layout_workers(problem: PlanProblem, worker: npt.NDArray[Any]) -> Layout:
     """The layout (sharing "tree", no producers) that a placement of rows on workers leads to.
 
     The worker that needs the most microbatches (rows in lexicographic order, as many as fit the capacity)
     decides the number of slots. Every worker's rows are then cut, in that order, into as many runs, with the
-    least work in the heaviest one; slot j has the j-th run of every worker. A worker with fewer rows than
-    slots takes rows from the worker with the most.
+    fewest tokens in the heaviest one, a row counted with what it adds to those of its worker before it; slot j
+    has the j-th run of every worker. A worker with fewer rows than slots takes rows from the worker with the
+    most.
 
     Args:
         problem: the problem.
         worker: int [M], the worker of each row.
-        work: [M], non-negative; None: the tokens that a row adds to those of its worker before it.
 
     Raises:
         InfeasiblePlanError: there are fewer rows than consumers.
@@ -43,7 +41,7 @@ def layout_workers(
     replica = np.empty(len(problem.rows), np.int32)
     for d, mine in enumerate(members):
         length, lcp = _columns(problem, mine)
-        own = (length - lcp if work is None else work[mine]).astype(np.float64)
+        own = (length - lcp).astype(np.float64)
         runs = equal_runs(length, lcp, own, capacity=problem.capacity, count=num_slots)
         slot[mine] = runs
         replica[mine] = d
