@@ -23,9 +23,9 @@ def layout_workers(problem: PlanProblem, worker: npt.NDArray[Any]) -> Layout:
 
     The worker that needs the most microbatches (rows in lexicographic order, as many as fit the capacity)
     decides the number of slots. Every worker's rows are then cut, in that order, into as many runs, with the
-    fewest tokens in the heaviest one, a row counted with what it adds to those of its worker before it; slot j
-    has the j-th run of every worker. A worker with fewer rows than slots takes rows from the worker with the
-    most.
+    fewest tokens in the heaviest one (a row counts with what it adds to those of its worker before it); slot
+    j has the j-th run of every worker. A worker with fewer rows than slots takes rows from the worker with
+    the most.
 
     Args:
         problem: the problem.
