@@ -143,13 +143,15 @@ class OptimizerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
-    """``[parallel]``: how many processes share the work. This version runs one process.
+    """``[parallel]``: how many processes share the work: dp · tp of them (docs/distributed.md).
 
-    A plan with D > 1 replicas trains in one process too: their units run one after another.
+    A plan's D replicas are dealt out to the dp ranks; with dp = 1 one rank runs them one after another.
 
     Attributes:
-        dp, tp, pp, ep: data-, tensor-, pipeline- and expert-parallel degree.
+        dp, tp, pp: data-, tensor- and pipeline-parallel degree. Pipeline parallelism is not available.
+        ep: expert-parallel degree: ranks of the dp · tp that hold different experts.
         sp: sequence parallelism within the tensor-parallel group.
+        timeout_s: a collective operation that waits longer for another process ends the job.
     """
 
     dp: int = 1
@@ -157,17 +159,22 @@ class ParallelSection:
     sp: bool = False
     pp: int = 1
     ep: int = 1
+    timeout_s: int = 600
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "ep"):
-            value = getattr(self, name)
-            _require(value >= 1, f"[parallel] {name} must be at least 1")
-            _require(
-                value == 1,
-                f"[parallel] {name} = {value} is not available: this version trains in one process, "
-                f"{name} must be 1",
-            )
-        _require(not self.sp, "[parallel] sp = true needs tensor parallelism, which is not available")
+        for name in ("dp", "tp", "pp", "ep", "timeout_s"):
+            _require(getattr(self, name) >= 1, f"[parallel] {name} must be at least 1")
+        _require(self.pp == 1, f"[parallel] pp = {self.pp} is not available: pp must be 1")
+        _require(not self.sp or self.tp > 1, "[parallel] sp = true needs tp > 1")
+        _require(
+            self.num_processes % self.ep == 0,
+            f"[parallel] ep = {self.ep} does not divide dp · tp = {self.num_processes}",
+        )
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the job."""
+        return self.dp * self.tp * self.pp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,9 @@
 λ = z[row, label] − logsumexp(z[row, :]) and H = −Σ_v p_v · log p_v with p = softmax(z[row, :]). Logits are
 made only for rows that predict a trained position, block by block; the backward pass makes them again. A
 (row, label) pair that several trajectories share is computed once, and a row's entropy is.
+
+The vocabulary may be split over tensor-parallel ranks: each makes the logits of its own part, and the ranks
+exchange a few numbers per row and label, never logits.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from harts_core.errors import ExecError
 from harts_core.exec.kda import state_dtype
 from harts_core.exec.layout import DeviceLayout, UnitLayout
 from harts_core.exec.model.decoder import HybridModel
+from harts_core.exec.vocabulary import VocabularyPart
 
 BLOCK_ROWS = 1024
 """Default rows of logits that exist at a time."""
@@ -87,8 +91,10 @@ def unit_head(
         hidden_CH = torch.cat([hidden_CH, imported_hidden])
     rows = hidden_CH.index_select(0, device.head_rows)
     weight = model.lm_head.weight
+    assert isinstance(weight, Tensor)
+    part = VocabularyPart(len(weight), model.spec.tensor_group)
     outputs: tuple[Tensor, Tensor | None]
-    outputs = _Head.apply(rows, weight, device, block_rows, entropy)  # type: ignore[no-untyped-call]
+    outputs = _Head.apply(rows, weight, device, block_rows, entropy, part)  # type: ignore[no-untyped-call]
     labels, row_entropy = outputs
     logprobs = labels.index_select(0, device.trained_label)
     if row_entropy is None:
@@ -98,27 +104,39 @@ def unit_head(
 
 
 class _Head(torch.autograd.Function):
-    """hidden [R, D], weight [V, D] → λ of each label [L] and, if asked for, H of each row [R]."""
+    """hidden [R, D], weight [V, D] → λ of each label [L] and, if asked for, H of each row [R].
+
+    V is this rank's part of the vocabulary; the gradient of ``hidden`` is the part's share of a sum.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, device: DeviceLayout, block_rows: int, entropy: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        device: DeviceLayout,
+        block_rows: int,
+        entropy: bool,
+        part: VocabularyPart,
     ) -> tuple[Tensor, Tensor | None]:
         dtype = state_dtype(hidden.dtype)
         lse = hidden.new_empty(len(hidden), dtype=dtype)
         out = hidden.new_empty(len(device.head_labels), dtype=dtype)
         row_entropy = torch.empty_like(lse) if entropy else None
+        columns, mine = part.find(device.head_labels)
         for rows, labels in _blocks(device, block_rows):
             logits = (hidden[rows] @ weight.t()).to(dtype)
             lse[rows] = torch.logsumexp(logits, -1)
             local = device.head_label_row[labels] - rows.start
-            out[labels] = logits[local, device.head_labels[labels]] - lse[rows][local]
+            out[labels] = logits[local, columns[labels]]
             if row_entropy is not None:
                 logp = logits.sub_(lse[rows].unsqueeze(-1))
                 row_entropy[rows] = -torch.bmm(logp.exp().unsqueeze(1), logp.unsqueeze(2)).flatten()
+        picked = out if mine is None else out.mul_(mine)
+        lse, row_entropy, picked = part.join(lse, row_entropy, picked)
         ctx.save_for_backward(hidden, weight, lse, row_entropy)
-        ctx.device, ctx.block_rows = device, block_rows
-        return out, row_entropy
+        ctx.device, ctx.block_rows, ctx.part = device, block_rows, part
+        return picked.sub_(lse.index_select(0, device.head_label_row)), row_entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -129,6 +147,8 @@ class _Head(torch.autograd.Function):
         hidden, weight, lse, row_entropy = ctx.saved_tensors
         device: DeviceLayout = ctx.device
         grad = lse.new_zeros(len(device.head_labels)) if grads[0] is None else grads[0]
+        columns, mine = ctx.part.find(device.head_labels)
+        own_grad = grad if mine is None else grad * mine
         dhidden = torch.empty_like(hidden)
         dweight = torch.zeros_like(weight, dtype=lse.dtype)
         for rows, labels in _blocks(device, ctx.block_rows):
@@ -138,11 +158,11 @@ class _Head(torch.autograd.Function):
             slope = None if grads[1] is None else grads[1][rows]
             entropy = None if row_entropy is None else row_entropy[rows]
             dlogits = _softmax_gradient_(logp, total, slope, entropy)
-            dlogits.index_put_((local, device.head_labels[labels]), grad[labels], accumulate=True)
+            dlogits.index_put_((local, columns[labels]), own_grad[labels], accumulate=True)
             dlogits = dlogits.to(hidden.dtype)
             torch.mm(dlogits, weight, out=dhidden[rows])
             dweight += dlogits.t() @ hidden[rows]
-        return dhidden, dweight.to(weight.dtype), None, None, None
+        return dhidden, dweight.to(weight.dtype), None, None, None, None
 
 
 def _softmax_gradient_(logp: Tensor, total: Tensor, slope: Tensor | None, entropy: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ every start), and so that the whole state is three named tensors per parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,17 @@ class Optimizer:
     def gradients(self) -> dict[str, Tensor]:
         """The accumulated gradients by parameter name, float32 or wider; absent where there is none."""
         return {name: m.grad for name, m in self._masters.items() if m.grad is not None}
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter of everything that is updated, in the model's order."""
+        return iter(self._parameters.items())
+
+    def gradient(self, name: str) -> Tensor:
+        """A parameter's accumulated gradient, float32 or wider; zeros are made where there is none."""
+        master = self._masters[name]
+        if master.grad is None:
+            master.grad = torch.zeros_like(master)
+        return master.grad
 
     def grad_norm(self) -> float:
         """Global 2-norm of the accumulated gradients, summed in float64; NaN or infinite if one value is."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from harts_core.exec.config import LinearCalls
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterSums, RouterTerms, router_losses, router_sums
-from harts_core.exec.schedule import unit_events
+from harts_core.exec.model.spec import ModelSpec
+from harts_core.exec.parallel.ranks import ONE_PROCESS, LocalWork, Ranks
 from harts_core.exec.step_data import StepData
 from harts_core.exec.windows import UnitExecutor, UnitForward
 
@@ -22,39 +23,58 @@ class StepRouter:
 
     Args:
         terms: weights of the router's losses.
+        spec: of the model: a rank has the routing of its rows only.
         original_tokens: S of the step, all replicas.
         load: f of the whole step, [L, E]; None where the balance loss has no weight.
 
     Attributes:
-        sums: over the units shown so far; None before the first, and without experts.
+        sums: over the units shown so far on this rank; None before the first, and without experts.
     """
 
-    def __init__(self, terms: RouterTerms, original_tokens: int, load: Tensor | None) -> None:
-        self.terms, self.original_tokens, self.load = terms, original_tokens, load
+    def __init__(
+        self, terms: RouterTerms, spec: ModelSpec, original_tokens: int, load: Tensor | None
+    ) -> None:
+        self.terms, self.spec = terms, spec
+        self.original_tokens, self.load = original_tokens, load
         self.sums: RouterSums | None = None
 
     @classmethod
     def begin(
-        cls, model: HybridModel, data: StepData, terms: RouterTerms, linear_calls: LinearCalls = "rounds"
+        cls,
+        model: HybridModel,
+        data: StepData,
+        work: LocalWork,
+        terms: RouterTerms,
+        *,
+        linear_calls: LinearCalls = "rounds",
+        ranks: Ranks = ONE_PROCESS,
     ) -> StepRouter:
         """The router of a step on a model, the loads counted if they are needed."""
         load = None
         if terms.balance_loss_coef > 0 and model.expert_biases:
-            counting = cls(RouterTerms(), data.original_tokens, None)
+            counting = cls(RouterTerms(), model.spec, data.original_tokens, None)
             executor = UnitExecutor(
-                model, data.bundle, data.tree, counting.loss, training=False, linear_calls=linear_calls
+                model,
+                work.bundle,
+                data.tree,
+                counting.loss,
+                training=False,
+                linear_calls=linear_calls,
+                links=work.links,
             )
-            for event in unit_events(executor.links, data.units, training=False):
+            for event in work.events(training=False):
                 executor.run(event)
-            assert counting.sums is not None  # a step has units, and this model has experts
-            load = counting.sums.load
-        return cls(terms, data.original_tokens, load)
+            sums = ranks.sum_router(counting.sums, model.routed_shape)
+            assert sums is not None  # a step has units, and this model has experts
+            load = sums.load
+        return cls(terms, model.spec, data.original_tokens, load)
 
     def loss(self, forward: UnitForward) -> Tensor | None:
         """A unit's share of the router's losses; None where there is none."""
         if not forward.routing:
             return None
         occurrences = torch.as_tensor(forward.layout.occurrences, device=forward.hidden.device)
+        occurrences = self.spec.local_rows(occurrences)
         found = router_sums(forward.routing, occurrences)
         self.sums = found if self.sums is None else self.sums + found
         if not self.terms.has_loss:
@@ -62,7 +82,3 @@ class StepRouter:
         return router_losses(
             forward.routing, occurrences, self.terms, original_tokens=self.original_tokens, load=self.load
         )
-
-    def metrics(self) -> dict[str, float]:
-        """``RouterSums.metrics`` of the units shown; empty without experts."""
-        return {} if self.sums is None else self.sums.metrics()

@@ -150,6 +150,8 @@ def _check_options(options: RunOptions) -> _Setup:
 
     config = read_config(options.config)
     where = str(options.config)
+    if config.parallel.num_processes > 1:
+        raise ConfigError("[parallel] harts train runs in one process", where=where)
     objective = build_objective(config.objective, where)
     if not options.plans or not options.trees:
         raise ConfigError("name at least one plan and one tree")

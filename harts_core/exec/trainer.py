@@ -1,15 +1,16 @@
 """Training steps: every unit's forward, objective and backward, then one optimizer update.
 
-One process runs all replicas one after another, each in its forward order, so that the interfaces of one
-replica live at a time. Normalisers are step-wide: the accumulated gradients do not depend on how the plan cut
-the step into microbatches.
+A process runs its replicas (a single one: all) one after another, each in its forward order, so that the
+interfaces of one replica live at a time. Gradients and statistics are then summed over the processes.
+Normalisers are step-wide: the accumulated gradients do not depend on how the plan cut the step into
+microbatches.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ from harts_core.exec.layout import UnitLayout
 from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterTerms, update_expert_bias
-from harts_core.exec.objectives import MetricSum, Objective, needs_entropy
+from harts_core.exec.objectives import Objective, needs_entropy
 from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks, StepSums
 from harts_core.exec.router import StepRouter
 from harts_core.exec.step_data import StepData, build_step_data
 from harts_core.exec.unit import unit_hidden
@@ -64,6 +66,7 @@ class Trainer:
         linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or a comparison.
         router: weights of the router's losses.
         steps_done: optimizer steps already taken (a resumed run).
+        ranks: the processes that share the step.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Trainer:
         linear_calls: LinearCalls = "rounds",
         router: RouterTerms = RouterTerms(),
         steps_done: int = 0,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         self.model = model
         self.objective = objective
@@ -86,6 +90,7 @@ class Trainer:
         self.linear_calls = linear_calls
         self.router = router
         self.steps_done = steps_done
+        self.ranks = ranks
 
     def prepare(self, bundle: PlanBundle, tree: RolloutTree) -> StepData:
         """Validate a plan and join it with its tree, once for any number of steps on it.
@@ -136,32 +141,39 @@ class Trainer:
             NonFiniteError: as ``step_on``; all gradients are forgotten.
         """
         self.optimizer.zero_grad()
-        sums = _StepSums()
-        router = StepRouter.begin(self.model, data, self.router, self.linear_calls)
+        sums = StepSums()
+        work = self.ranks.work(data)
+        router = StepRouter.begin(
+            self.model, data, work, self.router, linear_calls=self.linear_calls, ranks=self.ranks
+        )
         executor = UnitExecutor(
             self.model,
-            data.bundle,
+            work.bundle,
             data.tree,
             lambda forward: self._loss(data, forward, sums, router),
             recompute=self.recompute,
             linear_calls=self.linear_calls,
+            links=work.links,
+            lockstep=work.lockstep,
         )
-        norm, done = 0.0, 0
-        progress("units", done, len(data.units))
-        for event in data.events:
+        done = 0
+        progress("units", done, len(work.units))
+        for event in work.events():
             executor.run(event)
             if event.kind == "backward":
                 done += 1
-                progress("units", done, len(data.units))
-                norm = self.optimizer.grad_norm()
-                if not math.isfinite(norm):
+                progress("units", done, len(work.units))
+                if not math.isfinite(self.optimizer.grad_norm()):
                     raise self._not_finite(data, event.unit, "a gradient")
+        norm = self.ranks.finish_gradients(self.optimizer)
+        total = self.ranks.sum_step(sums)
+        routed = self.ranks.sum_router(router.sums, self.model.routed_shape)
         return StepLoss(
-            loss=sums.loss,
+            loss=total.loss,
             grad_norm=norm,
-            metrics=router.metrics() | sums.means(),
+            metrics=(routed.metrics() if routed is not None else {}) | total.means(),
             counts=executor.counts,
-            expert_counts=None if router.sums is None else router.sums.counts,
+            expert_counts=None if routed is None else routed.counts,
         )
 
     def logprobs(self, layout: UnitLayout) -> Tensor:
@@ -170,21 +182,21 @@ class Trainer:
         return unit_logprobs(self.model, hidden, layout, block_rows=self.head_block_rows)
 
     def _loss(
-        self, data: StepData, forward: UnitForward, sums: _StepSums, router: StepRouter
+        self, data: StepData, forward: UnitForward, sums: StepSums, router: StepRouter
     ) -> Tensor | None:
         """One unit's contribution to the step's loss; None where it has none."""
-        parts = [self._objective_loss(data, forward, sums), router.loss(forward)]
-        terms = [part for part in parts if part is not None]
+        objective, routed = self._objective_loss(data, forward, sums), router.loss(forward)
+        terms = [part for part in (objective, routed) if part is not None]
         if not terms:
             return None
         loss = torch.stack(terms).sum()
-        value = float(loss.detach())
-        if not math.isfinite(value):
+        if not math.isfinite(float(loss.detach())):
             raise self._not_finite(data, forward.layout.unit, "the loss")
-        sums.loss += value
+        sums.objective_loss += 0.0 if objective is None else float(objective.detach())
+        sums.router_loss += 0.0 if routed is None else float(routed.detach())
         return loss
 
-    def _objective_loss(self, data: StepData, forward: UnitForward, sums: _StepSums) -> Tensor | None:
+    def _objective_loss(self, data: StepData, forward: UnitForward, sums: StepSums) -> Tensor | None:
         """The objective's part; None where the unit evaluates no trained position."""
         if not len(forward.layout.trained_row):
             return None
@@ -197,34 +209,19 @@ class Trainer:
             entropy=needs_entropy(self.objective),
         )
         output = self.objective(data.batch(forward.layout, head.logprobs, head.entropy))
-        sums.add(output.metrics)
+        for name, metric in output.metrics.items():
+            sums.add_metric(name, float(metric.total), float(metric.count))
         return output.loss
 
     def _not_finite(self, data: StepData, unit: int, what: str) -> NonFiniteError:
         """The error, after forgetting all gradients."""
         self.optimizer.zero_grad()
+        rank = f"{self.ranks.name}, " if self.ranks.name else ""
         return NonFiniteError(
             f"{what} is not finite; nothing was updated",
-            where=f"step {self.steps_done + 1}, unit {unit}{_some_rows(data, unit)}",
+            where=f"{rank}step {self.steps_done + 1}, unit {unit}{_some_rows(data, unit)}",
             hint="look at these rows' log-probs and advantages; lower the learning rate",
         )
-
-
-@dataclass(slots=True)
-class _StepSums:
-    """The step's loss and metrics as they add up."""
-
-    loss: float = 0.0
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, metrics: dict[str, MetricSum]) -> None:
-        for name, metric in metrics.items():
-            total = self.metrics.setdefault(name, [0.0, 0.0])
-            total[0] += float(metric.total)
-            total[1] += float(metric.count)
-
-    def means(self) -> dict[str, float]:
-        return {name: total / count for name, (total, count) in self.metrics.items() if count}
 
 
 def _some_rows(data: StepData, unit: int, shown: int = 5) -> str:

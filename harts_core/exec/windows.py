@@ -16,9 +16,9 @@ from harts_core.exec.config import LinearCalls, Recompute
 from harts_core.exec.layout import UnitLayout, build_unit_layout
 from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.moe import Routing
-from harts_core.exec.schedule import Event, UnitLinks, unit_links
 from harts_core.exec.shared import ExportIndex, SharedInterface, UnitImports
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.schedule.units import Event, UnitLinks, unit_links
 from harts_core.trees.rollout_tree import RolloutTree
 
 
@@ -67,6 +67,7 @@ class _LiveUnit:
 
     loss: Tensor | None
     interface: SharedInterface | None
+    hidden: Tensor | None
 
 
 class UnitExecutor:
@@ -80,6 +81,9 @@ class UnitExecutor:
         recompute: activations to recompute in the backward pass.
         linear_calls: how linear attention is cut into packed calls.
         training: False: no graphs; the events must be those of a forward-only pass.
+        links: who imports from whom; None: as the plan says.
+        lockstep: run every backward through all layers, even where nothing below the last ones has a
+            gradient: the layers exchange tokens with those of other ranks.
     """
 
     def __init__(
@@ -92,11 +96,14 @@ class UnitExecutor:
         recompute: Recompute = "none",
         linear_calls: LinearCalls = "rounds",
         training: bool = True,
+        links: UnitLinks | None = None,
+        lockstep: bool = False,
     ) -> None:
         self.model, self.bundle, self.tree = model, bundle, tree
         self.loss_of, self.recompute, self.training = loss_of, recompute, training
         self.linear_calls = linear_calls
-        self.links: UnitLinks = unit_links(bundle)
+        self.links: UnitLinks = unit_links(bundle) if links is None else links
+        self.lockstep = lockstep
         self.counts = ExecutionCounts()
         self._layouts: dict[int, UnitLayout] = {}
         self._live: dict[int, _LiveUnit] = {}
@@ -141,7 +148,8 @@ class UnitExecutor:
         interface = None
         if index is not None and output.interface is not None:
             interface = SharedInterface.of(index, output.interface)
-        self._live[unit] = _LiveUnit(loss=loss, interface=interface)
+        hidden = output.hidden if self.lockstep and self.training else None
+        self._live[unit] = _LiveUnit(loss=loss, interface=interface, hidden=hidden)
         self.counts.forwards[unit] = self.counts.forwards.get(unit, 0) + 1
 
     def _export_index(self, layout: UnitLayout) -> ExportIndex | None:
@@ -168,6 +176,9 @@ class UnitExecutor:
             if shared.gradient is not None:
                 roots.append(shared.exported)
                 gradients.append(shared.gradient.to(shared.exported.dtype))
+        if live.hidden is not None:
+            roots.append(live.hidden)
+            gradients.append(torch.zeros_like(live.hidden))
         if roots:
             torch.autograd.backward(roots, gradients)
             self.counts.backwards[unit] = self.counts.backwards.get(unit, 0) + 1

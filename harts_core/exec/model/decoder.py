@@ -47,6 +47,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         hidden, state = config.hidden_size, state_dtype(dtype)
+        self.enter = spec.enter
         self.input_layernorm = spec.norm(hidden, config.rms_norm_eps, state)
         self.attention: KdaAttention | MlaAttention
         if config.is_mla(index):
@@ -59,6 +60,8 @@ class DecoderLayer(nn.Module):
             self.mlp = MoE(config, dtype, spec)
         else:
             self.mlp = SwiGLU(hidden, config.intermediate_size, dtype, spec)
+        spec.mark_rows(self.input_layernorm.weight)
+        spec.mark_rows(self.post_attention_layernorm.weight)
 
     def forward(
         self,
@@ -68,8 +71,11 @@ class DecoderLayer(nn.Module):
         imports: LayerInterface | None,
         export: ExportRows | None,
     ) -> tuple[Tensor, Routing | None, LayerInterface | None]:
-        """[C, D] → [C, D], the routing of an expert layer, and the exported rows."""
-        normed = self.input_layernorm(x_CD)
+        """[C, D] → [C, D], the routing of an expert layer, and the exported rows.
+
+        The residual stream and the routing are of this rank's rows; attention sees those of the whole unit.
+        """
+        normed = self.enter(self.input_layernorm(x_CD))[: layout.layout.num_rows]
         if isinstance(self.attention, MlaAttention):
             out, exported = self.attention(normed, layout, rotation, imports, export)
         else:
@@ -92,6 +98,7 @@ class Decoder(nn.Module):
             DecoderLayer(config, i, dtype, spec, backend) for i in range(config.num_hidden_layers)
         )
         self.norm = spec.norm(config.hidden_size, config.rms_norm_eps, state_dtype(dtype))
+        spec.mark_rows(self.norm.weight)
 
 
 class HybridModel(nn.Module):
@@ -106,7 +113,8 @@ class HybridModel(nn.Module):
         dtype: float32, bfloat16 or float64.
         kda_backend: name of the linear-attention backend.
         spec: the replaceable parts.
-        seed: of the initial weights; each tensor depends on the seed and its name only.
+        seed: of the initial weights; each tensor depends on the seed and its name only. None: the weights
+            are left as they were allocated (to be loaded, or never to be used).
 
     Raises:
         ConfigError: another dtype, or an unknown backend.
@@ -120,17 +128,18 @@ class HybridModel(nn.Module):
         dtype: torch.dtype,
         kda_backend: str = "torch",
         spec: ModelSpec = LOCAL_SPEC,
-        seed: int,
+        seed: int | None,
     ) -> None:
         super().__init__()
         if dtype not in (torch.float32, torch.bfloat16, torch.float64):
             raise ConfigError(
                 f"The model cannot run in {dtype}; use float32, bfloat16 or float64.", where="dtype"
             )
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.spec = config, dtype, spec
         self.model = Decoder(config, dtype, spec, get_kda_backend(kda_backend))
         self.lm_head = spec.lm_head(config.hidden_size, config.vocab_size, dtype)
-        init_weights(self, std=config.initializer_range, seed=seed)
+        if seed is not None:
+            init_weights(self, spec, std=config.initializer_range, seed=seed)
 
     @property
     def device(self) -> torch.device:
@@ -141,6 +150,11 @@ class HybridModel(nn.Module):
     def expert_biases(self) -> list[Tensor]:
         """[E] in the state dtype: the routing bias of every layer with experts, in order."""
         return [layer.mlp.gate.expert_bias for layer in self.model.layers if isinstance(layer.mlp, MoE)]
+
+    @property
+    def routed_shape(self) -> tuple[int, int]:
+        """Layers with experts, and routed experts of a layer."""
+        return len(self.expert_biases), self.config.num_experts
 
     def forward(
         self,
@@ -188,7 +202,7 @@ class HybridModel(nn.Module):
                 routing.append(routed)
             if part is not None:
                 exported.append(part)
-        hidden = self.model.norm(x)
+        hidden = self.spec.enter(self.model.norm(x))[: device.layout.num_rows]
         interface = None
         if export is not None:
             interface = UnitInterface(layers=tuple(exported), hidden=hidden.index_select(0, export.hidden))

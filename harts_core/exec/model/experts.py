@@ -12,11 +12,19 @@ from harts_core.exec.model.config import ModelConfig
 
 
 class Experts(nn.Module):
-    """E SwiGLU experts, held fused: ``gate_proj`` and ``up_proj`` [E, F, D], ``down_proj`` [E, D, F]."""
+    """E SwiGLU experts, held fused: ``gate_proj`` and ``up_proj`` [E, F, D], ``down_proj`` [E, D, F].
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    Args:
+        config: the model's.
+        dtype: of the weights.
+        num_experts: E, experts of this rank; None: all.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, num_experts: int | None = None) -> None:
         super().__init__()
-        E, D, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        E = config.num_experts if num_experts is None else num_experts
+        D, width = config.hidden_size, config.moe_intermediate_size
+        self.num_routed = config.num_experts
         self.gate_proj = nn.Parameter(torch.empty(E, width, D, dtype=dtype))
         self.up_proj = nn.Parameter(torch.empty(E, width, D, dtype=dtype))
         self.down_proj = nn.Parameter(torch.empty(E, D, width, dtype=dtype))
@@ -36,11 +44,21 @@ class Experts(nn.Module):
         flat = experts_Ck.reshape(-1)
         order = torch.argsort(flat, stable=True)
         place = torch.empty_like(order).index_copy_(0, order, torch.arange(C * k, device=order.device))
-        ends = torch.bincount(flat, minlength=len(self.gate_proj)).cumsum(0)
+        counts = torch.bincount(flat, minlength=self.num_routed)
         x = _Dispatch.apply(x_CD, order // k, place, k)  # type: ignore[no-untyped-call]
-        h = F.silu(_grouped_linear(x, self.gate_proj, ends)) * _grouped_linear(x, self.up_proj, ends)
-        y_CkD = _grouped_linear(h, self.down_proj, ends).index_select(0, place).view(C, k, x_CD.shape[1])
+        y_CkD = self.apply_experts(x, counts).index_select(0, place).view(C, k, x_CD.shape[1])
         return (y_CkD * weights_Ck.unsqueeze(-1)).sum(1).to(x_CD.dtype)
+
+    def apply_experts(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """[R, D] → [R, D], each row through its expert.
+
+        Args:
+            x_RD: rows grouped by expert.
+            counts_E: int64, rows of each routed expert.
+        """
+        ends = counts_E.cumsum(0)
+        h = F.silu(_grouped_linear(x_RD, self.gate_proj, ends)) * _grouped_linear(x_RD, self.up_proj, ends)
+        return _grouped_linear(h, self.down_proj, ends)
 
 
 def _grouped_linear(x: Tensor, weight_Eoi: Tensor, ends_E: Tensor) -> Tensor:

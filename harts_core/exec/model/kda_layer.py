@@ -42,6 +42,10 @@ class KdaAttention(nn.Module):
         self.A_log = nn.Parameter(torch.empty(heads, dtype=state))
         self.dt_bias = nn.Parameter(torch.empty(heads * K, dtype=state))
         self.o_norm = GatedRMSNorm(K, config.rms_norm_eps, state)
+        convolutions = (self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight)
+        for parameter in (*convolutions, self.A_log, self.dt_bias):
+            spec.mark_split(parameter)
+        spec.mark_shared(self.o_norm.weight)
         self.dense = spec.row_linear(width, hidden, dtype)
 
     def forward(

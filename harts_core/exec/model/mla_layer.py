@@ -43,6 +43,11 @@ class MlaAttention(nn.Module):
         self.kv_a_proj_with_mqa = spec.replicated_linear(hidden, self.latent + self.rope, dtype)
         self.kv_a_layernorm = spec.norm(self.latent, LATENT_EPS, state)
         self.kv_b_proj = spec.column_linear(self.latent, heads * (self.nope + self.value), dtype)
+        shared = [self.kv_a_proj_with_mqa, self.kv_a_layernorm]
+        if self.q_proj is None:
+            shared += [self.q_a_proj, self.q_a_layernorm]
+        for module in shared:
+            spec.mark_shared(module.weight)
         self.g_proj = spec.column_linear(hidden, heads, dtype)
         self.dense = spec.row_linear(heads * self.value, hidden, dtype)
 

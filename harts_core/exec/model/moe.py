@@ -76,6 +76,7 @@ class MoE(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, spec: ModelSpec) -> None:
         super().__init__()
         self.gate = Router(config, dtype)
+        spec.mark_rows(self.gate.weight)
         self.experts = spec.experts(config, dtype)
         shared = config.moe_intermediate_size * config.num_shared_experts
         self.shared_experts = SwiGLU(config.hidden_size, shared, dtype, spec)

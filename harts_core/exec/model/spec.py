@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,44 @@ from harts_core.exec.model.norm import RMSNorm
 
 LinearFactory = Callable[[int, int, torch.dtype], nn.Module]
 """(input width, output width, dtype) → a module with ``weight`` and no bias."""
+
+Mark = Callable[[Any], None]
+"""Called with a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a rank holds of a parameter or buffer: part ``index`` of ``count`` equal ones along ``dim``."""
+
+    dim: int = 0
+    index: int = 0
+    count: int = 1
+
+    def full_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Shape of the whole, of which ``tensor`` is the part."""
+        shape = list(tensor.shape)
+        if self.count > 1:
+            shape[self.dim] *= self.count
+        return tuple(shape)
+
+    def own_part(self, whole: Tensor) -> Tensor:
+        """The part of a whole tensor, as a view."""
+        return whole if self.count == 1 else whole.chunk(self.count, self.dim)[self.index]
+
+
+WHOLE = Shard()
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _no_mark(parameter: Any) -> None:
+    """One rank: nothing to say about a parameter."""
+
+
+def _whole(parameter: Tensor) -> Shard:
+    return WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +74,15 @@ class ModelSpec:
         norm: (width, eps, dtype of the weight) → RMSNorm.
         experts: (config, dtype) → routed experts.
         tensor_parallel: ranks that the heads and widths are split over.
+        tensor_group: their process group, over which the vocabulary is split too; None where it is whole.
+        enter: the residual stream's rows on this rank → those of the whole unit, as input of split linears.
+            There may be more rows than tokens: padding at the end.
+        local_rows: a value per token of the unit → those of this rank's rows of the residual stream, zeros
+            for padding.
+        mark_split: called for parameters that hold this rank's heads or channels (dimension 0).
+        mark_shared: for parameters that every rank applies to all tokens, for its own heads.
+        mark_rows: for parameters that a rank applies to its rows of the residual stream.
+        shard_of: which part of a parameter or buffer this rank holds.
     """
 
     column_linear: LinearFactory
@@ -45,6 +93,13 @@ class ModelSpec:
     norm: Callable[[int, float, torch.dtype], nn.Module]
     experts: Callable[[ModelConfig, torch.dtype], nn.Module]
     tensor_parallel: int = 1
+    tensor_group: Any = None
+    enter: Callable[[Tensor], Tensor] = _same
+    local_rows: Callable[[Tensor], Tensor] = _same
+    mark_split: Mark = _no_mark
+    mark_shared: Mark = _no_mark
+    mark_rows: Mark = _no_mark
+    shard_of: Callable[[Tensor], Shard] = _whole
 
     def local_heads(self, num_heads: int) -> int:
         """Heads of one rank.

@@ -1,0 +1,1 @@
+"""Training in many processes: launch, process groups, split layers, reductions, failure."""

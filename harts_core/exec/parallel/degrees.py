@@ -1,0 +1,100 @@
+"""Checks of the parallel degrees, before any process group starts. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from harts_core.errors import ConfigError
+from harts_core.exec.config import ParallelSection
+from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.parallel.launch import Launch
+
+
+def check_launch(parallel: ParallelSection, launch: Launch, where: str) -> None:
+    """The number of processes must be that of the configuration.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if launch.world_size == parallel.num_processes:
+        return
+    degrees = f"dp · tp = {parallel.dp} · {parallel.tp}"
+    raise ConfigError(
+        f"[parallel] asks for {parallel.num_processes} processes ({degrees}), but the job has "
+        f"{launch.world_size}",
+        where=where,
+        hint=f"start it with torchrun --nproc-per-node {parallel.num_processes}, or with srun --ntasks "
+        f"{parallel.num_processes}; or change [parallel]",
+    )
+
+
+def check_model_degrees(parallel: ParallelSection, model: ModelConfig, where: str) -> None:
+    """Heads, widths and experts must divide over the ranks.
+
+    Raises:
+        ConfigError: something does not divide, or a combination is not available.
+    """
+    has_experts = model.first_k_dense_replace < model.num_hidden_layers
+    widths = {
+        "num_attention_heads": model.num_attention_heads,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+    }
+    if has_experts:
+        widths["moe_intermediate_size · num_shared_experts"] = (
+            model.moe_intermediate_size * model.num_shared_experts
+        )
+    for name, value in widths.items():
+        _require(
+            value % parallel.tp == 0,
+            f"{name} {value} does not divide over [parallel] tp = {parallel.tp}",
+            where,
+        )
+    if parallel.ep > 1:
+        _require(has_experts, f"[parallel] ep = {parallel.ep}, but the model has no experts", where)
+        _require(
+            model.num_experts % parallel.ep == 0,
+            f"{model.num_experts} experts do not divide over [parallel] ep = {parallel.ep}",
+            where,
+        )
+    if has_experts and parallel.tp > 1:
+        _require(parallel.sp, "a model with experts needs [parallel] sp = true where tp > 1", where)
+
+
+def check_plan_degrees(parallel: ParallelSection, parameters: Mapping[str, Any], where: str) -> None:
+    """The plan's replicas must divide over the data-parallel ranks, its padding over the tensor-parallel.
+
+    Args:
+        parallel: the ``[parallel]`` table.
+        parameters: of the plan's manifest: ``dp`` and ``pad``.
+        where: the plan, for messages.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    replicas, pad = int(parameters["dp"]), int(parameters["pad"])
+    _require(
+        replicas % parallel.dp == 0,
+        f"the plan's {replicas} replicas do not divide over [parallel] dp = {parallel.dp}",
+        where,
+        hint=f"plan with --dp {parallel.dp}, or a multiple of it",
+    )
+    _require(
+        not parallel.sp or pad % parallel.tp == 0,
+        f"the plan's padding multiple {pad} does not divide over [parallel] tp = {parallel.tp}, so its costs "
+        "are not those of the run",
+        where,
+        hint=f"plan with --pad {parallel.tp}, or a multiple of it",
+    )
+
+
+def check_plans(parallel: ParallelSection, plans: Iterable[tuple[Mapping[str, Any], str]]) -> None:
+    """``check_plan_degrees`` for (parameters, file) of every plan."""
+    for parameters, where in plans:
+        check_plan_degrees(parallel, parameters, where)
+
+
+def _require(condition: bool, what: str, where: str, hint: str | None = None) -> None:
+    if not condition:
+        raise ConfigError(what, where=where, hint=hint)

@@ -1,0 +1,86 @@
+"""A training step on many processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from harts_core.exec.model.moe_losses import RouterSums
+from harts_core.exec.parallel.gradients import reduce_gradients
+from harts_core.exec.parallel.groups import Groups
+from harts_core.exec.parallel.lockstep import lockstep_plan
+from harts_core.exec.parallel.ranks import LocalWork, StepSums
+from harts_core.plan.schedule.units import unit_links
+
+if TYPE_CHECKING:
+    from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.step_data import StepData
+
+
+class ProcessGrid:
+    """The ranks of a job (``Ranks``).
+
+    Args:
+        groups: of this process.
+        device: where tensors are reduced.
+    """
+
+    def __init__(self, groups: Groups, device: torch.device) -> None:
+        self.groups, self.device = groups, device
+
+    @property
+    def name(self) -> str:
+        """Which rank this is."""
+        return f"rank {self.groups.rank}"
+
+    def work(self, data: StepData) -> LocalWork:
+        """The units of this rank's replicas: a run of consecutive ones."""
+        num_replicas = int(data.bundle.parameters["dp"])
+        share = num_replicas // self.groups.data.size()
+        first = self.groups.data.rank() * share
+        mine = range(first, first + share)
+        parallel = self.groups.parallel
+        if parallel.tp % parallel.ep == 0:  # experts are exchanged within a replica only
+            replica = data.bundle.units.replica
+            units = tuple(unit for unit in data.units if replica[unit] in mine)
+            return LocalWork(bundle=data.bundle, links=unit_links(data.bundle), units=units)
+        plan = lockstep_plan(data.bundle, data.units)
+        units = tuple(unit for d in mine for unit in plan.units[d])
+        return LocalWork(bundle=plan.bundle, links=plan.links, units=units, lockstep=True)
+
+    def sum_step(self, sums: StepSums) -> StepSums:
+        """In rank order. All ranks of a replica have its objective, each its own rows' router loss."""
+        group, tensor_parallel = self.groups.tensor_and_data, self.groups.tensor.size()
+        gathered: list[StepSums] = [StepSums()] * group.size()
+        dist.all_gather_object(gathered, sums, group=group)
+        total = StepSums()
+        for rank, part in enumerate(gathered):
+            total.router_loss += part.router_loss
+            if rank % tensor_parallel == 0:
+                total.objective_loss += part.objective_loss
+                for name, (metric, count) in part.metrics.items():
+                    total.add_metric(name, metric, count)
+        return total
+
+    def sum_router(self, sums: RouterSums | None, shape: tuple[int, int]) -> RouterSums | None:
+        """Counts are integers: their sums do not depend on the order."""
+        if not shape[0]:
+            return None
+        counts = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        mass = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        z = torch.zeros(shape[0], dtype=torch.float64, device=self.device)
+        tokens = torch.zeros(1, dtype=torch.int64, device=self.device)
+        if sums is not None:
+            counts += sums.counts
+            mass += sums.mass
+            z += sums.z
+            tokens += sums.tokens
+        for tensor in (counts, mass, z, tokens):
+            dist.all_reduce(tensor, group=self.groups.tensor_and_data)
+        return RouterSums(counts=counts, mass=mass, z=z, tokens=int(tokens))
+
+    def finish_gradients(self, optimizer: Optimizer) -> float:
+        """``reduce_gradients``."""
+        return reduce_gradients(optimizer, self.groups)

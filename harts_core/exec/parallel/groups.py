@@ -1,0 +1,107 @@
+"""The process groups of a job, by Megatron-core's rank order: tensor, then data, then pipeline."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from harts_core.errors import ExecError
+from harts_core.exec.config import Device, ParallelSection
+from harts_core.exec.parallel.cpu import allow_cpu
+from harts_core.exec.parallel.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """The groups that this process belongs to.
+
+    Attributes:
+        parallel: the degrees.
+        rank: of this process among all.
+        tensor: the ranks of one replica that share its layers.
+        data: the ranks that hold the same parameters, experts aside.
+        expert: the ranks that hold different experts.
+        expert_data: the ranks that hold the same experts.
+        tensor_and_data: all ranks of a pipeline stage.
+    """
+
+    parallel: ParallelSection
+    rank: int
+    tensor: dist.ProcessGroup
+    data: dist.ProcessGroup
+    expert: dist.ProcessGroup
+    expert_data: dist.ProcessGroup
+    tensor_and_data: dist.ProcessGroup
+
+
+@contextmanager
+def process_groups(parallel: ParallelSection, launch: Launch, device: Device) -> Iterator[Groups]:
+    """Join the job's process groups: gloo on the CPU, nccl on CUDA; leave them at the end.
+
+    Raises:
+        ExecError: the other processes did not come within ``timeout_s``.
+    """
+    timeout = datetime.timedelta(seconds=parallel.timeout_s)
+    if device == "cuda":
+        torch.cuda.set_device(launch.local_rank)
+    os.environ.setdefault("MASTER_ADDR", launch.address)
+    os.environ.setdefault("MASTER_PORT", str(launch.port))
+    try:
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            init_method="env://",
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise ExecError(
+            f"the job's {launch.world_size} processes did not meet ({_first_line(error)})",
+            where=f"rank {launch.rank}, {launch.address}:{launch.port}",
+        ) from error
+    try:
+        yield make_groups(parallel, launch.rank)
+    finally:
+        leave_groups()
+        dist.destroy_process_group()
+
+
+def make_groups(parallel: ParallelSection, rank: int) -> Groups:
+    """Split the running default process group; ``leave_groups`` undoes it."""
+    allow_cpu()
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=1,
+        distributed_timeout_minutes=max(1, -(-parallel.timeout_s // 60)),
+        create_gloo_process_groups=False,
+    )
+    return Groups(
+        parallel=parallel,
+        rank=rank,
+        tensor=parallel_state.get_tensor_model_parallel_group(),
+        data=parallel_state.get_data_parallel_group(),
+        expert=parallel_state.get_expert_model_parallel_group(),
+        expert_data=parallel_state.get_expert_data_parallel_group(),
+        tensor_and_data=parallel_state.get_tensor_and_data_parallel_group(),
+    )
+
+
+def leave_groups() -> None:
+    """Destroy the groups of ``make_groups``; the default group stays."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,114 @@
+"""What a training step asks of the other processes, and the answers of a single one.
+
+The trainer runs its own replicas' units and asks for sums over the ranks; it does not know how many there
+are. ``harts_core.exec.parallel.grid`` has the answers of many processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from harts_core.plan.schedule.units import Event, UnitLinks, unit_events, unit_links
+
+if TYPE_CHECKING:
+    from harts_core.exec.model.moe_losses import RouterSums
+    from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.step_data import StepData
+    from harts_core.plan.bundle import PlanBundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LocalWork:
+    """The units that a rank runs in a step.
+
+    Attributes:
+        bundle: the plan.
+        links: who imports from whom.
+        units: unit ids in forward order.
+        lockstep: other ranks run the same events with other units, so every backward goes through all layers.
+    """
+
+    bundle: PlanBundle
+    links: UnitLinks
+    units: tuple[int, ...]
+    lockstep: bool = False
+
+    def events(self, *, training: bool = True) -> tuple[Event, ...]:
+        """What to run, in order."""
+        return unit_events(self.links, self.units, training=training)
+
+
+@dataclass(slots=True)
+class StepSums:
+    """A step's loss and metrics as they add up.
+
+    Attributes:
+        objective_loss, router_loss: sums of the units' parts.
+        metrics: name to [total, count].
+    """
+
+    objective_loss: float = 0.0
+    router_loss: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    def add_metric(self, name: str, total: float, count: float) -> None:
+        """Add to a metric's sums."""
+        sums = self.metrics.setdefault(name, [0.0, 0.0])
+        sums[0] += total
+        sums[1] += count
+
+    @property
+    def loss(self) -> float:
+        """The whole loss."""
+        return self.objective_loss + self.router_loss
+
+    def means(self) -> dict[str, float]:
+        """Every metric's mean; without those of count 0."""
+        return {name: total / count for name, (total, count) in self.metrics.items() if count}
+
+
+class Ranks(Protocol):
+    """The processes that share a training step. Every method is called by all of them, in the same order."""
+
+    @property
+    def name(self) -> str:
+        """Of this process, for messages; empty where it is the only one."""
+
+    def work(self, data: StepData) -> LocalWork:
+        """What this process runs of a step."""
+
+    def sum_step(self, sums: StepSums) -> StepSums:
+        """The step's loss and metrics over all ranks."""
+
+    def sum_router(self, sums: RouterSums | None, shape: tuple[int, int]) -> RouterSums | None:
+        """Router statistics over all ranks. Shape: layers with experts, experts."""
+
+    def finish_gradients(self, optimizer: Optimizer) -> float:
+        """Sum the gradients over the ranks, in place; their global norm."""
+
+
+class OneProcess:
+    """A single process runs all replicas, one after another."""
+
+    name = ""
+
+    def work(self, data: StepData) -> LocalWork:
+        """All units."""
+        return LocalWork(bundle=data.bundle, links=unit_links(data.bundle), units=data.units)
+
+    def sum_step(self, sums: StepSums) -> StepSums:
+        """They are complete."""
+        return sums
+
+    def sum_router(self, sums: RouterSums | None, shape: tuple[int, int]) -> RouterSums | None:
+        """They are complete."""
+        return sums
+
+    def finish_gradients(self, optimizer: Optimizer) -> float:
+        """They are complete."""
+        return optimizer.grad_norm()
+
+
+ONE_PROCESS = OneProcess()
+"""The default."""

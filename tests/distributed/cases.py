@@ -1,0 +1,118 @@
+"""One training step as a case that any number of processes can run, and what is compared of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harts_core.exec.config import OptimizerSection, ParallelSection
+from harts_core.exec.model.config import PRESETS, ModelConfig
+from harts_core.exec.model.decoder import HybridModel
+from harts_core.exec.model.moe_losses import RouterTerms
+from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
+from harts_core.exec.objectives import Grpo
+from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks
+from harts_core.exec.trainer import StepLoss, Trainer
+from harts_core.plan.bundle import PlanBundle
+from harts_core.trees.rollout_tree import RolloutTree
+from tests.support_model import lively_model, model_weights
+from tests.support_train import plan_of, random_tree
+from tests.support_windows import nested_bundle
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 256,
+    "num_hidden_layers": 3,
+    "layer_group_size": 3,
+    "head_dim": 8,
+    "q_lora_rank": 12,
+}
+
+CONFIGS: dict[str, ModelConfig] = {
+    "moe": replace(PRESETS["cpu-moe"], **SMALL),
+    "dense": replace(PRESETS["cpu-dense"], **SMALL),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A step.
+
+    Attributes:
+        parallel: the ``[parallel]`` table.
+        replicas: D of the plan.
+        levels: nested levels of windows; 0: no sharing across microbatches.
+    """
+
+    parallel: dict[str, Any]
+    model: str = "moe"
+    dtype: str = "float64"
+    replicas: int = 2
+    levels: int = 2
+    recompute: str = "layer"
+    seed: int = 0
+
+    @property
+    def section(self) -> ParallelSection:
+        return ParallelSection(**self.parallel)
+
+    @property
+    def num_processes(self) -> int:
+        return self.section.num_processes
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What must not depend on the number of processes."""
+
+    loss: float
+    grad_norm: float
+    metrics: dict[str, float]
+    expert_counts: Tensor | None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
+    tree = random_tree(case.seed, num_rows=9, max_extend=14)
+    slots = 2
+    if not case.levels:
+        return tree, plan_of(tree, dp=case.replicas, slots=slots)
+    bundle = nested_bundle(tree, dp=case.replicas, slots=slots, levels=case.levels, chunk=16, seed=case.seed)
+    return tree, bundle
+
+
+def build_trainer(case: Case, spec: ModelSpec = LOCAL_SPEC, ranks: Ranks = ONE_PROCESS) -> Trainer:
+    """The same weights for every spec: each rank takes its part of the whole model's."""
+    config, dtype = CONFIGS[case.model], getattr(torch, case.dtype)
+    whole = model_weights(lively_model(config, dtype))
+    model = HybridModel(config, dtype=dtype, spec=spec, seed=None)
+    with torch.no_grad():
+        for name, tensor in model_weights(model).items():
+            tensor.copy_(spec.shard_of(tensor).own_part(whole[name]))
+    return Trainer(
+        model,
+        Grpo(kl_coef=0.1, entropy_coef=0.05),
+        Optimizer(model.named_parameters(), OptimizerSection(learning_rate=1e-3)),
+        recompute=case.recompute,  # type: ignore[arg-type]
+        head_block_rows=7,
+        router=RouterTerms(z_loss_coef=0.03, balance_loss_coef=0.5),
+        ranks=ranks,
+    )
+
+
+def result_of(step: StepLoss) -> Result:
+    return Result(
+        loss=step.loss, grad_norm=step.grad_norm, metrics=step.metrics, expert_counts=step.expert_counts
+    )
+
+
+def run_alone(case: Case) -> Result:
+    """The case in this process."""
+    trainer = build_trainer(case)
+    tree, bundle = inputs(case)
+    result = result_of(trainer.backward(trainer.prepare(bundle, tree)))
+    result.gradients = {name: trainer.optimizer.gradient(name) for name, _ in trainer.optimizer.parameters()}
+    return result

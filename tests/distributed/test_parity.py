@@ -1,0 +1,57 @@
+"""Training steps on several processes against the same step in one: loss, metrics and every gradient."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.cases import Case, Result, run_alone
+from tests.distributed.launch import run_cases
+
+TWO = {
+    "dp2": Case(parallel={"dp": 2}),
+    "dp2, four replicas, no sharing": Case(parallel={"dp": 2}, replicas=4, levels=0, recompute="none"),
+    "tp2, dense": Case(parallel={"tp": 2}, model="dense"),
+    "tp2 sp": Case(parallel={"tp": 2, "sp": True}),
+    "dp2 ep2": Case(parallel={"dp": 2, "ep": 2}),
+    "dp2 ep2, four replicas": Case(parallel={"dp": 2, "ep": 2}, replicas=4, levels=1, seed=1),
+    "tp2 sp ep2": Case(parallel={"tp": 2, "sp": True, "ep": 2}),
+    "dp2 ep2, float32": Case(parallel={"dp": 2, "ep": 2}, dtype="float32"),
+}
+"""By name; all run on two processes."""
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+
+
+@functools.cache
+def alone(case_key: str) -> Result:
+    return run_alone(ALL[case_key])
+
+
+ALL = dict(TWO)
+
+
+def check(name: str, found: Result) -> None:
+    expected, tolerance = alone(name), TOLERANCE[ALL[name].dtype]
+    assert found.loss == pytest.approx(expected.loss, rel=tolerance)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=tolerance)
+    assert found.metrics == pytest.approx(expected.metrics, rel=tolerance, abs=tolerance)
+    if expected.expert_counts is None:
+        assert found.expert_counts is None
+    else:
+        assert found.expert_counts is not None
+        assert torch.equal(found.expert_counts, expected.expert_counts)
+    assert found.gradients.keys() == expected.gradients.keys()
+    for key, gradient in expected.gradients.items():
+        error = (found.gradients[key] - gradient).abs().max()
+        assert error <= tolerance * gradient.abs().max(), (key, float(error), float(gradient.abs().max()))
+        assert gradient.abs().max() > 0, key
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    names = list(TWO)
+    for name, found in zip(names, run_cases([TWO[n] for n in names], folder=tmp_path), strict=True):
+        check(name, found)
