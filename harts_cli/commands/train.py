@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    plans: Annotated[
-        list[Path], typer.Argument(metavar="PLAN...", help="Plan bundles, one optimizer step each, in order.")
-    ],
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Plan bundles, in order.")],
     tree: Annotated[
         list[Path],
         typer.Option("--tree", help="Rollout-tree file; repeat it where the plans belong to several."),
@@ -37,7 +35,7 @@ def train(
         bool, typer.Option("--json", help="Print one JSON document at the end instead of a line per step.")
     ] = False,
 ) -> None:
-    """Train a model on plans: one optimizer step per plan."""
+    """Train a model on plans: one optimizer step per plan, or num_minibatches of them."""
     from harts_cli.output import print_json, print_line, progress_bar
     from harts_core.exec.run import RunOptions, train_run
 
