@@ -39,6 +39,7 @@ def tree_report(name: str, tree: TreeStatistics) -> Report:
 def _row_facts(tree: TreeStatistics) -> tuple[tuple[str, str], ...]:
     return (
         ("rows", number(tree.rows)),
+        ("sampling", tree.sampling or "not stated"),
         ("distinct trajectories", number(tree.distinct_trajectories)),
         ("groups", number(tree.groups)),
         ("exact duplicates", number(tree.duplicates)),
@@ -55,6 +56,8 @@ def _sharing_facts(tree: TreeStatistics) -> tuple[tuple[str, str], ...]:
         ("compression", f"{tree.compression:.3f}×"),
         ("trie tokens, groups apart", number(tree.group_trie_tokens)),
         ("compression, groups apart", f"{tree.group_compression:.3f}×"),
+        ("prefix match rate", percent(tree.prefix_match_rate)),
+        ("prefix match rate, groups apart", percent(tree.group_prefix_match_rate)),
     )
 
 

@@ -60,6 +60,10 @@ class TreeStatistics:
             count once without their ``#<step>`` ending.
         tokens: S, token occurrences; trie_tokens: C(all); compression: S / C(all).
         group_trie_tokens: trie tokens with the tree cut at group bounds; group_compression: likewise.
+        sampling: how the rollouts were sampled, as the tree says; None where it does not.
+        prefix_match_rate: token occurrences whose token, with all tokens before it, an earlier row has, as a
+            share of S: 1 − C(all) / S, the hits of a cache that keeps everything.
+        group_prefix_match_rate: likewise, rows of the same group only.
         trained_positions: positions inside loss spans.
         duplicates: rows equal to an earlier row.
         prefix_rows: rows that are a proper prefix of another row.
@@ -81,6 +85,9 @@ class TreeStatistics:
     compression: float
     group_trie_tokens: int
     group_compression: float
+    sampling: str | None
+    prefix_match_rate: float
+    group_prefix_match_rate: float
     trained_positions: int
     duplicates: int
     prefix_rows: int
@@ -125,6 +132,9 @@ def tree_statistics(tree: RolloutTree, chunks: tuple[int, ...] = CHUNKS) -> Tree
         compression=tokens / trie_tokens,
         group_trie_tokens=group_trie_tokens,
         group_compression=tokens / group_trie_tokens,
+        sampling=tree.metadata.get("sampling"),
+        prefix_match_rate=1 - trie_tokens / tokens,
+        group_prefix_match_rate=1 - group_trie_tokens / tokens,
         trained_positions=int(tree.trained_counts.sum()),
         duplicates=int(duplicate_rows(tree).sum()),
         prefix_rows=int(prefix_rows(tree).sum()),

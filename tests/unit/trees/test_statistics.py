@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harts_core.trees.build import build_tree
 from harts_core.trees.neighbours import neighbour_lcp
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.statistics import duplicate_rows, prefix_rows, tree_statistics
+from harts_core.trees.synth.samples import generate
+from harts_core.trees.synth.spec import KINDS, workload_spec
 from tests.support import naive_lcp, random_sequences, tree_from_sequences
 
 
@@ -23,6 +26,36 @@ def random_tree(seed: int) -> tuple[RolloutTree, list[list[int]], list[str]]:
     sequences = random_sequences(rng, num_rows=25, vocab=4, max_extend=12, duplicates=0.2, prefixes=0.2)
     groups = [f"g{i}" for i in rng.integers(0, 3, len(sequences))]
     return tree_from_sequences(sequences, groups=groups, vocab=4), sequences, groups
+
+
+def matched(sequences: list[list[int]], groups: list[str]) -> float:
+    """Tokens that a cache of everything before finds, row by row; as a share of all."""
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    hits = 0
+    for sequence, group in zip(sequences, groups, strict=True):
+        paths = [(group, tuple(sequence[: i + 1])) for i in range(len(sequence))]
+        hits += sum(path in seen for path in paths)
+        seen |= set(paths)
+    return hits / sum(map(len, sequences))
+
+
+def test_prefix_match_rate_of_every_kind_of_sampling() -> None:
+    """As in psRL's Table 1: step-wise samples match more than whole ones, branching more than independent
+    ones, and an edited history (thinking removed, summaries) loses some of it."""
+    rate = {}
+    for kind in KINDS:
+        rows = list(generate(workload_spec(kind=kind, rows=60, seed=3)))
+        statistics = tree_statistics(build_tree(rows, {"sampling": kind}))
+        assert statistics.sampling == kind
+        rate[kind] = statistics.prefix_match_rate
+        tokens = [row.tokens.tolist() for row in rows]
+        assert rate[kind] == pytest.approx(matched(tokens, ["all"] * len(rows)))
+        assert statistics.group_prefix_match_rate == pytest.approx(
+            matched(tokens, [row.group_id for row in rows])
+        )
+    assert rate["trajectory"] < rate["tree"] < rate["step"] < rate["tree-step"]
+    assert rate["trajectory"] < rate["step-no-think"] < rate["step"]
+    assert rate["trajectory"] < rate["step-summary"] < rate["step"]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -57,6 +90,8 @@ def test_counts_equal_plain_counting(seed: int) -> None:
         assert (group.rows, group.tokens) == (len(mine), sum(map(len, mine)))
         assert group.trie_tokens == len(prefixes(mine))
     assert statistics.group_trie_tokens == sum(g.trie_tokens for g in statistics.per_group)
+    assert statistics.prefix_match_rate == pytest.approx(matched(sequences, ["all"] * len(sequences)))
+    assert statistics.group_prefix_match_rate == pytest.approx(matched(sequences, groups))
     assert [g.tokens for g in statistics.per_group] == sorted(
         (g.tokens for g in statistics.per_group), reverse=True
     )
