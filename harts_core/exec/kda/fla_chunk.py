@@ -108,16 +108,7 @@ class _ChunkedKda(torch.autograd.Function):
             safe_gate=_is_safe(call),
             **packed,
         )
-        h, new_v, states = state_forward(
-            decayed_k[0],
-            w[0],
-            u[0],
-            G[0],
-            initial,
-            num_states=layout.num_slots,
-            chunk=call.chunk,
-            **_recurrence(layout),
-        )
+        h, new_v, states = _states(decayed_k, w, u, G, initial, call, layout)
         o = chunk_gla_fwd_o_gk(
             q=q,
             v=new_v.unsqueeze(0),
@@ -137,19 +128,10 @@ class _ChunkedKda(torch.autograd.Function):
     def backward(ctx: Any, do_THV: Tensor, dstates_UHKV: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, G, beta, Aqk, Akk, initial = ctx.saved_tensors
         call, layout = ctx.call, ctx.layout
-        packed, recurrence = _packed(call, layout), _recurrence(layout)
+        packed = _packed(call, layout)
         do = do_THV.contiguous().unsqueeze(0)
         w, u, decayed_q, decayed_k = recompute_w_u_fwd(q=q, k=k, v=v, beta=beta, A=Akk, gk=G, **packed)
-        h, new_v, _ = state_forward(
-            decayed_k[0],
-            w[0],
-            u[0],
-            G[0],
-            initial,
-            num_states=layout.num_slots,
-            chunk=call.chunk,
-            **recurrence,
-        )
+        h, new_v, _ = _states(decayed_k, w, u, G, initial, call, layout)
         h, new_v = h.unsqueeze(0), new_v.unsqueeze(0)
         dAqk, dv_local = chunk_kda_bwd_dAv(
             q=q, k=k, v=new_v, do=do, A=Aqk, scale=1.0, chunk_size=call.chunk, **packed
@@ -164,7 +146,7 @@ class _ChunkedKda(torch.autograd.Function):
             dstates_UHKV.contiguous(),
             initial,
             chunk=call.chunk,
-            **recurrence,
+            **_recurrence(layout),
         )
         dq, dk, dv, dbeta, dG, dAkk = chunk_kda_bwd_wy_dqkg_fused(
             q=q,
@@ -225,6 +207,22 @@ def run_kernels(
 def _is_safe(call: KdaCall) -> bool:
     """Whether the gates' bound keeps flash-linear-attention's factors in 16-token blocks inside float32."""
     return call.gate_lower_bound is not None and call.gate_lower_bound >= -5.0
+
+
+def _states(
+    decayed_k: Tensor, w: Tensor, u: Tensor, G: Tensor, initial: Tensor, call: KdaCall, layout: FlaLayout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The scan over chunks: what chunks need of it for their outputs, and the requested states."""
+    return state_forward(
+        decayed_k[0],
+        w[0],
+        u[0],
+        G[0],
+        initial,
+        num_states=layout.num_slots,
+        chunk=call.chunk,
+        **_recurrence(layout),
+    )
 
 
 def _packed(call: KdaCall, layout: FlaLayout) -> dict[str, Tensor]:
