@@ -24,7 +24,7 @@ from harts_core.plan.build import build_bundle
 from harts_core.plan.compare import Comparison
 from harts_core.plan.cost_model import PRESETS, CostModel
 from harts_core.plan.diff import PlanDiff
-from harts_core.plan.layout import SHARING
+from harts_core.plan.layout import SHARING, TOKEN_WISE
 from harts_core.plan.options import ON_TOO_LONG
 from harts_core.plan.report import PlanReport
 from harts_core.plan.schedule.report import PipelineReport
@@ -89,6 +89,7 @@ def plan_manifest() -> Schema:
         "effort": POSITIVE,
         "on_too_long": {"enum": list(ON_TOO_LONG)},
         "dropped_rows": {"type": "array", "items": COUNT},
+        TOKEN_WISE: COUNT,
     }
     return object_schema(
         {
