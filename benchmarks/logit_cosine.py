@@ -155,10 +155,8 @@ def main() -> None:
     longest, capacity = int(tree.length.max()), 65_536 // arguments.shorter
     plans = {"harts": plan("harts", capacity), "repeated": plan("expanded", capacity)}
     alone = one_by_one(model, tree)
-    cosines = {
-        name: logit_cosines(model, alone, position_hidden(model, bundle, tree))
-        for name, bundle in plans.items()
-    }
+    hidden = {name: position_hidden(model, bundle, tree) for name, bundle in plans.items()}
+    cosines = {name: logit_cosines(model, alone, found) for name, found in hidden.items()}
     optimizer = Optimizer(model.named_parameters(), OptimizerSection())
     base = step_of(optimizer, model, plan("expanded", longest), tree, "none")
     steps = {
@@ -176,7 +174,7 @@ def main() -> None:
             name: {
                 "mean": float(c.mean()),
                 "minimum": float(c.min()),
-                "equal": float((c == 1).double().mean()),
+                "share_of_equal_bits": float((hidden[name] == alone).all(-1).double().mean()),
             }
             for name, c in cosines.items()
         },

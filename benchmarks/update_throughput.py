@@ -6,7 +6,7 @@ ratio of exactly counted operations (``harts_core.exec.flops``), and their quoti
 
     python benchmarks/update_throughput.py tree-step
     python benchmarks/update_throughput.py step
-    python benchmarks/update_throughput.py path/to/step_wise.parquet --groups airline/36,airline/12
+    python benchmarks/update_throughput.py path/to/step_wise.parquet --groups airline/1,airline/43
 
 ``by node`` and ``by level`` run the ``harts-l1`` plan with one linear-attention call per tree node or level.
 """
@@ -192,7 +192,7 @@ def print_shares(variants: dict[str, Variant], names: list[str]) -> dict[str, di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("workload", help="tree-step, step, or a rollout file")
-    parser.add_argument("--groups", default="airline/36,airline/12", help="prompt groups of a rollout file")
+    parser.add_argument("--groups", default="airline/1,airline/43", help="prompt groups of a rollout file")
     parser.add_argument("--rows", type=int, default=200, help="rows of a shortened workload")
     parser.add_argument("--shorter", type=int, default=32, help="lengths and capacity are divided by this")
     parser.add_argument("--seed", type=int, default=0)

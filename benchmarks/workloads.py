@@ -24,8 +24,8 @@ def shortened_workload(kind: str, *, rows: int, shorter: int, vocab_size: int, s
     """
     paper = workload_spec(kind=kind, preset="paper", rows=rows, seed=seed, vocab_size=vocab_size)
 
-    def short(tokens: float) -> int:
-        return max(2, round(tokens / shorter))
+    def short(tokens: float, least: int = 2) -> int:
+        return max(least, round(tokens / shorter))
 
     def short_range(lengths: LengthRange) -> LengthRange:
         return replace(
@@ -41,7 +41,7 @@ def shortened_workload(kind: str, *, rows: int, shorter: int, vocab_size: int, s
         mean_length=None if paper.mean_length is None else short(paper.mean_length),
         system_tokens=short(paper.system_tokens),
         task_tokens=short_range(paper.task_tokens),
-        action_tokens=(short(paper.action_tokens[0]), short(paper.action_tokens[1])),
+        action_tokens=(short(paper.action_tokens[0], 4), short(paper.action_tokens[1], 4)),
         observation_tokens=short_range(paper.observation_tokens),
         echo_tokens=max(1.0, paper.echo_tokens / shorter),
         summary_tokens=(short(paper.summary_tokens[0]), short(paper.summary_tokens[1])),

@@ -160,7 +160,7 @@ def write_curves(out: Path, histories: dict[str, list[LoopStep]]) -> None:
     """rewards.csv, and rewards.png where matplotlib is installed."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / "rewards.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["step", *histories])
         rewards = [[f"{step.reward:.4f}" for step in history] for history in histories.values()]
         writer.writerows([i + 1, *values] for i, values in enumerate(zip(*rewards, strict=True)))
