@@ -17,6 +17,7 @@ from harts_core.plan.layout import TOKEN_WISE
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
 from harts_core.plan.planners.problem import PlanProblem
+from harts_core.plan.planners.psrl import place_groups
 from harts_core.plan.planners.split import UNPLACED, split_workers
 from harts_core.plan.planners.worker_tokens import WorkerTokens, cut_tokens
 from harts_core.plan.validate import validate_plan
@@ -201,3 +202,29 @@ def test_the_rule_of_computed_tokens_holds_only_where_the_plan_says_so(rng: np.r
         with pytest.raises(InvalidPlanError, match="token_wise_from_slot must be a slot"):
             validate_plan(replace(bundle, parameters=bundle.parameters | {TOKEN_WISE: wrong}), tree)
     assert (bundle.units.kind == CONSUMER).all()
+
+
+def test_a_group_heavier_than_a_share_is_halved_and_lighter_ones_stay_whole() -> None:
+    rng = np.random.default_rng(0)
+    big = [[1, 2, *rng.integers(20, 50, 20).tolist()] for _ in range(30)]
+    small = [[3 + g, 4, *rng.integers(20, 50, 20).tolist()] for g in range(6) for _ in range(2)]
+    groups = ["big"] * 30 + [f"s{g}" for g in range(6) for _ in range(2)]
+    tree = tree_from_sequences(big + small, groups=groups)
+    rows = np.arange(tree.num_rows, dtype=np.int32)
+    problem = PlanProblem.of_rows(tree, rows, dp=3, capacity=100, seed=0, cost_model=PRESETS["tokens"])
+    worker = place_groups(problem)
+    of_group = {
+        name: {int(worker[r]) for r in range(tree.num_rows) if tree.group_id[r] == name}
+        for name in set(groups)
+    }
+    assert len(of_group.pop("big")) > 1
+    assert all(len(workers) == 1 for workers in of_group.values())
+    tokens = [len(distinct([token_rows(tree)[r] for r in np.flatnonzero(worker == d)])) for d in range(3)]
+    assert max(tokens) - min(tokens) <= 44  # the lightest group
+
+
+def test_identical_rows_fill_every_worker() -> None:
+    tree = tree_from_sequences([[1, 2, 3]] * 8)
+    rows = np.arange(8, dtype=np.int32)
+    problem = PlanProblem.of_rows(tree, rows, dp=4, capacity=3, seed=0)
+    assert sorted(set(place_groups(problem).tolist())) == [0, 1, 2, 3]

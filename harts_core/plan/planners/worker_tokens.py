@@ -96,9 +96,14 @@ def cut_tokens(worker: WorkerTokens, *, count: int, capacity: int) -> Int64:
         count: at least tokens / capacity, at most the tokens.
         capacity: tokens of a microbatch.
     """
-    even = _even_cuts(worker, count)
-    if np.diff(even).min() > 0 and np.diff(even).max() <= capacity:
-        return even
+    cuts = _even_cuts(worker, count)
+    if np.diff(cuts).min() <= 0 or np.diff(cuts).max() > capacity:
+        cuts = _bounded_cuts(worker, count, capacity)
+    return cuts
+
+
+def _bounded_cuts(worker: WorkerTokens, count: int, capacity: int) -> Int64:
+    """Cuts from left to right, each as even as the capacity and the tokens left allow."""
     total = worker.num_tokens
     cuts = np.zeros(count + 1, np.int64)
     done = 0.0
