@@ -97,12 +97,12 @@ def _chunkwise(K: int, layout: UnitLayout) -> int:
     """One head's operations in all packed calls (the formulas of ``harts_core.exec.kda.chunkwise``, V = K).
 
     Per chunk of n tokens: two triangles of decayed products, the inverse's n³/3, the inverse times two
-    right-hand sides, the triangle times the new values, and four products with the state.
+    right-hand sides, the triangle times the new values, and three products with the state.
     """
     total = 0
     for entry in layout.rounds:
         length, chunk = np.array(entry.call.lengths, np.int64), entry.call.chunk
         for n, count in ((chunk, int((length // chunk).sum())), *((int(r), 1) for r in length % chunk)):
             triangles = 2 * K * (n * n + 3 * n * (n + 1) // 2)
-            total += count * (triangles + n**3 // 3 + 8 * n * K * K)
+            total += count * (triangles + n**3 // 3 + 6 * n * K * K)
     return total
