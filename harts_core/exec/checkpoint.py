@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from harts_core.errors import ConfigError, CorruptFileError, DataError
 from harts_core.exec.weights.hf_checkpoint import write_hf_checkpoint
 from harts_core.exec.weights.safetensors_header import read_header
-from harts_core.files import atomic_directory, sha256_file
+from harts_core.files import FolderKind, atomic_directory, sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,10 @@ STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 RANDOM_STATE = "random_state."
 """Prefix of the generators' states beside the optimizer's tensors."""
+
+FOLDER = FolderKind(
+    marker=STATE, format=FORMAT, names=("config.json", "model*.safetensors", "*.index.json", OPTIMIZER, STATE)
+)
 
 _NAME = re.compile(r"step-(\d{6,})")
 _DEBRIS = re.compile(r"\.step-\d{6,}\..*")
@@ -91,7 +95,7 @@ def save_checkpoint(
     from safetensors.torch import save_file
 
     path = folder / checkpoint_name(state.step)
-    with atomic_directory(path, replaces=STATE) as temporary:
+    with atomic_directory(path, replaces=FOLDER) as temporary:
         write_hf_checkpoint(temporary, model, model.config, dtype=state.dtype, extra_tensors=extra_tensors)
         tensors = {**optimizer.state_tensors(), **_random_state()}
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}

@@ -260,7 +260,7 @@ def _open_run_folder(out: Path, resolved: dict[str, Any]) -> Path:
         with atomic_file(out / CONFIG) as temporary:
             temporary.write_text(text, encoding="utf-8")
     else:  # appears complete, so that a job killed here can be resumed
-        with atomic_directory(out, replaces=CONFIG) as folder:
+        with atomic_directory(out) as folder:
             (folder / CONFIG).write_text(text, encoding="utf-8")
             (folder / CHECKPOINTS).mkdir()
     return out / CHECKPOINTS

@@ -15,7 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from harts_core.errors import CorruptFileError, DataError, SchemaMismatchError
-from harts_core.files import atomic_directory, read_arrow, sha256_file, write_arrow
+from harts_core.files import (
+    FolderKind,
+    arrow_failures,
+    atomic_directory,
+    read_arrow,
+    sha256_file,
+    write_arrow,
+)
 from harts_core.plan.bundle import (
     KINDS,
     NONE,
@@ -83,6 +90,11 @@ TABLES: dict[str, Any] = {
 }
 
 
+FOLDER = FolderKind(
+    marker=MANIFEST, format=FORMAT, names=(MANIFEST, RUNTIME, *(f"{name}.arrow" for name in TABLES))
+)
+
+
 def bundle_to_tables(bundle: PlanBundle) -> dict[str, pa.Table]:
     """The five Arrow tables of a bundle."""
     tables = {}
@@ -110,7 +122,7 @@ def bundle_to_tables(bundle: PlanBundle) -> dict[str, pa.Table]:
 
 def write_bundle(path: Path, bundle: PlanBundle) -> dict[str, Any]:
     """Write a bundle directory atomically and return its manifest. The caller has validated the plan."""
-    with atomic_directory(Path(path), replaces=MANIFEST) as folder:
+    with atomic_directory(Path(path), replaces=FOLDER) as folder:
         hashes = {}
         for name, table in bundle_to_tables(bundle).items():
             write_arrow(folder / f"{name}.arrow", table, compression=None)
@@ -187,7 +199,9 @@ def read_bundle(path: Path) -> PlanBundle:
                 where=str(file),
                 hint="the bundle was damaged or edited; plan again",
             )
-        tables[name] = _read_table(name, read_arrow(file), schema, file)
+        table = read_arrow(file)
+        with arrow_failures(file):
+            tables[name] = _read_table(name, table, schema, file)
     runtime_file = path / RUNTIME
     try:
         runtime = json.loads(runtime_file.read_bytes()) if runtime_file.is_file() else {}

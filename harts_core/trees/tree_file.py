@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harts_core.errors import CorruptFileError, SchemaMismatchError
-from harts_core.files import atomic_file, read_arrow, write_arrow
+from harts_core.files import arrow_failures, atomic_file, read_arrow, write_arrow
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.tree_check import check_tree
@@ -151,7 +151,9 @@ def read_tree(path: Path) -> RolloutTree:
             raise SchemaMismatchError(
                 f"column {name} is missing", where=str(path), hint="make rollout-tree files with harts ingest"
             )
-    tree = finish_tree(_tree_from_table(table.combine_chunks(), metadata, path), str(path))
+    with arrow_failures(path):
+        tree = _tree_from_table(table.combine_chunks(), metadata, path)
+    tree = finish_tree(tree, str(path))
     stored = metadata.get("content_sha256")
     if stored is not None and stored != tree.metadata["content_sha256"]:
         raise CorruptFileError(
