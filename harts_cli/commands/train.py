@@ -54,6 +54,8 @@ def train(
             progress=progress,
             on_step=lambda metrics: None if json_output else print_line(_line(metrics)),
         )
+    if not result.is_main:
+        return
     if json_output:
         print_json(
             {

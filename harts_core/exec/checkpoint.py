@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harts_core.errors import ConfigError, CorruptFileError, DataError
-from harts_core.exec.weights.hf_checkpoint import write_hf_checkpoint
+from harts_core.exec.weights.hf_checkpoint import read_part, write_hf_checkpoint
 from harts_core.exec.weights.safetensors_header import read_header
 from harts_core.files import FolderKind, atomic_directory, sha256_file
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.model.spec import ModelSpec
     from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.parallel.job import Job
 
 FORMAT = "harts-checkpoint"
 VERSION = 1
@@ -79,8 +81,12 @@ def save_checkpoint(
     *,
     extra_tensors: dict[str, Tensor],
     keep: int,
+    job: Job,
 ) -> Path:
     """Write a checkpoint atomically, then remove all but the ``keep`` newest.
+
+    Every process of the job calls this; the main one writes whole tensors, so that a run goes on with any
+    number of processes.
 
     Args:
         folder: the run's ``checkpoints`` folder; it exists.
@@ -88,16 +94,26 @@ def save_checkpoint(
         state: where the run stands.
         extra_tensors: tensors of the loaded checkpoint that the model does not use, written back.
         keep: ≥ 1.
+        job: the processes that hold the model.
 
     Returns:
         The checkpoint's folder.
     """
     from safetensors.torch import save_file
 
+    from harts_core.exec.optimizer import parameter_of
+
     path = folder / checkpoint_name(state.step)
+    weights = job.collect((name, t, t) for name, t in model.state_dict(keep_vars=True).items())
+    parameters = dict(optimizer.parameters())
+    moments = job.collect(
+        (name, t, parameters[parameter_of(name)]) for name, t in optimizer.state_tensors().items()
+    )
+    if not job.is_main:
+        return path
     with atomic_directory(path, replaces=FOLDER) as temporary:
-        write_hf_checkpoint(temporary, model, model.config, dtype=state.dtype, extra_tensors=extra_tensors)
-        tensors = {**optimizer.state_tensors(), **_random_state()}
+        write_hf_checkpoint(temporary, weights, model.config, dtype=state.dtype, extra_tensors=extra_tensors)
+        tensors = {**moments, **_random_state()}
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
         save_file(copies, str(temporary / OPTIMIZER))
         hashes = {p.name: sha256_file(p) for p in sorted(temporary.iterdir())}
@@ -143,20 +159,32 @@ def read_state(path: Path) -> RunState:
     return state
 
 
-def restore_optimizer(path: Path, optimizer: Optimizer) -> None:
+def restore_optimizer(path: Path, optimizer: Optimizer, spec: ModelSpec) -> None:
     """Load a checkpoint's optimizer state and the random generators' states.
+
+    A rank of a split model reads its own parts only.
 
     Raises:
         CorruptFileError: the file is damaged.
         DataError: the state does not fit the model.
     """
     import torch
-    from safetensors.torch import load_file
+    from safetensors import safe_open
+
+    from harts_core.exec.model.spec import WHOLE
+    from harts_core.exec.optimizer import parameter_of
 
     file = path / OPTIMIZER
-    read_header(file)  # sizes are checked before anything is allocated
-    tensors = load_file(str(file))
-    random = {name: tensors.pop(name) for name in list(tensors) if name.startswith(RANDOM_STATE)}
+    header = read_header(file)  # sizes are checked before anything is allocated
+    parameters = dict(optimizer.parameters())
+    tensors, random = {}, {}
+    with safe_open(str(file), framework="pt") as reader:
+        for name in header:
+            if name.startswith(RANDOM_STATE):
+                random[name] = reader.get_tensor(name)
+                continue
+            like = parameters.get(parameter_of(name))
+            tensors[name] = read_part(reader, name, WHOLE if like is None else spec.shard_of(like))
     optimizer.load_state_tensors(tensors, str(file))
     if f"{RANDOM_STATE}cpu" in random:
         torch.set_rng_state(random[f"{RANDOM_STATE}cpu"])
@@ -193,7 +221,10 @@ def check_same_config(stored: dict[str, Any], current: dict[str, Any], where: st
         )
 
 
-MAY_CHANGE = {("runtime", "threads"), ("runtime", "checkpoint_every"), ("runtime", "keep_checkpoints")}
+MAY_CHANGE = {
+    *(("runtime", key) for key in ("threads", "checkpoint_every", "keep_checkpoints", "memory_budget_bytes")),
+    *(("parallel", key) for key in ("dp", "tp", "sp", "pp", "ep", "timeout_s")),
+}
 """Keys that a resumed run may change."""
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.model.spec import ModelSpec
 
 INSTALL = "pip install 'harts[train]'"
 
@@ -46,9 +47,18 @@ def check_backend(runtime: RuntimeSection, purpose: str) -> None:
 
 
 def load_model(
-    config: ModelConfig, weights: HfCheckpoint | None, runtime: RuntimeSection
+    config: ModelConfig,
+    weights: HfCheckpoint | None,
+    runtime: RuntimeSection,
+    spec: ModelSpec | None = None,
 ) -> tuple[HybridModel, dict[str, Tensor]]:
     """Build a model on its device: with a checkpoint's weights, or freshly initialised from the seed.
+
+    Args:
+        config: the model's shape.
+        weights: the checkpoint to load, if any.
+        runtime: the ``[runtime]`` table.
+        spec: the parts of the model; None: those of a single process.
 
     Returns:
         The model, and the checkpoint's tensors that it does not use.
@@ -60,10 +70,15 @@ def load_model(
     import torch
 
     from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.model.spec import LOCAL_SPEC
     from harts_core.exec.weights.hf_checkpoint import load_weights
 
     model = HybridModel(
-        config, dtype=getattr(torch, runtime.dtype), kda_backend=runtime.backend, seed=runtime.seed
+        config,
+        dtype=getattr(torch, runtime.dtype),
+        kda_backend=runtime.backend,
+        spec=LOCAL_SPEC if spec is None else spec,
+        seed=runtime.seed if weights is None else None,
     )
     unused = {} if weights is None else load_weights(model, weights)
     model.to(runtime.device)

@@ -157,6 +157,11 @@ class Optimizer:
             own.copy_(tensors[name])
 
 
+def parameter_of(state_name: str) -> str:
+    """The parameter that an entry of ``Optimizer.state_tensors`` belongs to."""
+    return state_name.split(".", 1)[1]
+
+
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:
     """The parameter itself, or its float32 master, which then collects its gradients."""
     if parameter.dtype not in (torch.bfloat16, torch.float16):

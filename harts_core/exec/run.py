@@ -23,6 +23,8 @@ from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective
+from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
+from harts_core.exec.parallel.launch import Launch, read_launch
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint, read_hf_checkpoint
 from harts_core.files import atomic_directory, atomic_file, sha256_file
 from harts_core.progress import Progress, no_progress
@@ -30,7 +32,8 @@ from harts_core.progress import Progress, no_progress
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harts_core.exec.metrics import StepMetrics
+    from harts_core.exec.metrics import MetricsLog, StepMetrics
+    from harts_core.exec.parallel.job import Job
     from harts_core.exec.step_data import StepData
     from harts_core.exec.trainer import Trainer
 
@@ -70,11 +73,13 @@ class RunResult:
         steps: metrics of the steps taken by this call, in order.
         checkpoint: the newest checkpoint's folder.
         steps_before: steps that were done already.
+        is_main: whether this process reports; of a job's processes one does.
     """
 
     steps: tuple[StepMetrics, ...]
     checkpoint: Path
     steps_before: int
+    is_main: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,7 @@ class _Setup:
     objective: Objective
     model: ModelConfig
     weights: HfCheckpoint | None
+    launch: Launch
     resume_from: Path | None
     resolved: dict[str, Any]
 
@@ -111,21 +117,39 @@ def train_run(
     """
     setup = _check_options(options)
     steps, plans = _read_steps(options, setup)
-    num_steps = len(steps) if options.steps is None else options.steps
     check_backend(setup.config.runtime, "training")
-    from harts_core.exec.checkpoint import RunState, checkpoint_name, remove_debris, save_checkpoint
-    from harts_core.exec.metrics import MetricsLog
+    from harts_core.exec.parallel.job import join_job
 
-    trainer, extra_tensors = _build_trainer(setup, plans)
-    folder = _open_run_folder(options.out, setup.resolved)
-    remove_debris(folder)
-    log = MetricsLog(options.out / METRICS, after_step=trainer.steps_done)
+    with join_job(setup.config.parallel, setup.launch, setup.config.runtime.device) as job:
+        if job.is_main:
+            return _train(options, setup, steps, plans, job, progress, on_step)
+        return _train(options, setup, steps, plans, job, no_progress, lambda metrics: None)
+
+
+def _train(
+    options: RunOptions,
+    setup: _Setup,
+    steps: list[StepData],
+    plans: tuple[str, ...],
+    job: Job,
+    progress: Progress,
+    on_step: Callable[[StepMetrics], None],
+) -> RunResult:
+    """The steps of one process of the job."""
+    from harts_core.exec.checkpoint import RunState, checkpoint_name, save_checkpoint
+
+    num_steps = len(steps) if options.steps is None else options.steps
+    trainer, extra_tensors = _build_trainer(setup, plans, job)
+    folder = options.out / CHECKPOINTS
+    log = _open_run(options.out, setup.resolved, trainer.steps_done) if job.is_main else None
+    job.wait()
     before, runtime = trainer.steps_done, setup.config.runtime
     taken = []
     while trainer.steps_done < num_steps:
         progress("steps", trainer.steps_done, num_steps)
         metrics = trainer.step_on(steps[trainer.steps_done % len(steps)], progress)
-        log.append(metrics)
+        if log is not None:
+            log.append(metrics)
         on_step(metrics)
         taken.append(metrics)
         every = runtime.checkpoint_every
@@ -138,10 +162,11 @@ def train_run(
                 state,
                 extra_tensors=extra_tensors,
                 keep=runtime.keep_checkpoints,
+                job=job,
             )
     progress("steps", trainer.steps_done, num_steps)
     newest = folder / checkpoint_name(trainer.steps_done)
-    return RunResult(steps=tuple(taken), checkpoint=newest, steps_before=before)
+    return RunResult(steps=tuple(taken), checkpoint=newest, steps_before=before, is_main=job.is_main)
 
 
 def _check_options(options: RunOptions) -> _Setup:
@@ -150,8 +175,8 @@ def _check_options(options: RunOptions) -> _Setup:
 
     config = read_config(options.config)
     where = str(options.config)
-    if config.parallel.num_processes > 1:
-        raise ConfigError("[parallel] harts train runs in one process", where=where)
+    launch = read_launch()
+    check_launch(config.parallel, launch, where)
     objective = build_objective(config.objective, where)
     if not options.plans or not options.trees:
         raise ConfigError("name at least one plan and one tree")
@@ -175,6 +200,7 @@ def _check_options(options: RunOptions) -> _Setup:
     source = checkpoints[-1] if checkpoints else options.checkpoint
     weights = None if source is None else read_hf_checkpoint(source)
     model = resolve_model_config(config.model, None if weights is None else weights.config, where)
+    check_model_degrees(config.parallel, model, where)
     resolved = {
         **config.to_dict(),
         "model": {key: getattr(model, key) for key in COMPUTED},
@@ -189,6 +215,7 @@ def _check_options(options: RunOptions) -> _Setup:
         objective=objective,
         model=model,
         weights=weights,
+        launch=launch,
         resume_from=checkpoints[-1] if checkpoints else None,
         resolved=resolved,
     )
@@ -205,6 +232,7 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
     steps: list[StepData] = []
     for path in options.plans:
         bundle = read_bundle(path)
+        check_plan_degrees(setup.config.parallel, bundle.parameters, str(path))
         tree, tree_path = trees.get(bundle.tree_sha256, read[0])
         try:
             steps += build_minibatches(
@@ -220,7 +248,7 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
     return steps, tuple(sha256_file(path / MANIFEST) for path in options.plans)
 
 
-def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict[str, Tensor]]:
+def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Trainer, dict[str, Tensor]]:
     """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
     from harts_core.exec.checkpoint import read_state, restore_optimizer
     from harts_core.exec.model.moe_losses import RouterTerms
@@ -235,10 +263,10 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict
             where=str(setup.resume_from),
             hint="resume with the same plans in the same order",
         )
-    model, extra_tensors = load_model(setup.model, setup.weights, runtime)
+    model, extra_tensors = load_model(setup.model, setup.weights, runtime, job.spec)
     optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
     if setup.resume_from is not None:
-        restore_optimizer(setup.resume_from, optimizer)
+        restore_optimizer(setup.resume_from, optimizer, job.spec)
     terms = setup.config.objective
     trainer = Trainer(
         model,
@@ -249,12 +277,16 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...]) -> tuple[Trainer, dict
         linear_calls=runtime.linear_calls,
         head_block_rows=runtime.head_block_rows,
         steps_done=0 if state is None else state.step,
+        ranks=job.ranks,
     )
     return trainer, extra_tensors
 
 
-def _open_run_folder(out: Path, resolved: dict[str, Any]) -> Path:
-    """Make the run folder with its configuration, or update that; return the folder of checkpoints."""
+def _open_run(out: Path, resolved: dict[str, Any], steps_done: int) -> MetricsLog:
+    """Make the run folder with its configuration, or tidy it up to go on; return its log."""
+    from harts_core.exec.checkpoint import remove_debris
+    from harts_core.exec.metrics import MetricsLog
+
     text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
     if (out / CONFIG).is_file():
         with atomic_file(out / CONFIG) as temporary:
@@ -263,7 +295,8 @@ def _open_run_folder(out: Path, resolved: dict[str, Any]) -> Path:
         with atomic_directory(out) as folder:
             (folder / CONFIG).write_text(text, encoding="utf-8")
             (folder / CHECKPOINTS).mkdir()
-    return out / CHECKPOINTS
+    remove_debris(out / CHECKPOINTS)
+    return MetricsLog(out / METRICS, after_step=steps_done)
 
 
 def _read_resolved(file: Path) -> dict[str, Any]:

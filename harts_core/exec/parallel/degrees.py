@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from harts_core.errors import ConfigError
@@ -87,12 +87,6 @@ def check_plan_degrees(parallel: ParallelSection, parameters: Mapping[str, Any],
         where,
         hint=f"plan with --pad {parallel.tp}, or a multiple of it",
     )
-
-
-def check_plans(parallel: ParallelSection, plans: Iterable[tuple[Mapping[str, Any], str]]) -> None:
-    """``check_plan_degrees`` for (parameters, file) of every plan."""
-    for parameters, where in plans:
-        check_plan_degrees(parallel, parameters, where)
 
 
 def _require(condition: bool, what: str, where: str, hint: str | None = None) -> None:

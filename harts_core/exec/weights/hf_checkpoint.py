@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,10 @@ from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.weights.safetensors_header import TensorInfo, read_header
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.model.spec import Shard
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -74,8 +77,10 @@ def read_hf_checkpoint(path: Path) -> HfCheckpoint:
     return HfCheckpoint(path=path, config=config, tensors=read_header(path / SINGLE))
 
 
-def load_weights(model: nn.Module, checkpoint: HfCheckpoint) -> dict[str, Tensor]:
+def load_weights(model: HybridModel, checkpoint: HfCheckpoint) -> dict[str, Tensor]:
     """Copy a checkpoint's weights into a model of the same config, converted to the parameters' dtypes.
+
+    A rank of a split model reads its own parts only.
 
     Args:
         model: a ``HybridModel``.
@@ -91,10 +96,8 @@ def load_weights(model: nn.Module, checkpoint: HfCheckpoint) -> dict[str, Tensor
     import torch
     from safetensors import safe_open
 
-    targets = {
-        name: view for key, value in model.state_dict().items() for name, view in disk_views(key, value)
-    }
-    kept = _check_tensors(checkpoint, {name: tuple(t.shape) for name, t in targets.items()})
+    targets = _own_parts(model)
+    kept = _check_tensors(checkpoint, _whole_shapes(model))
     extra: dict[str, Tensor] = {}
     by_file: dict[Path, list[str]] = {}
     for name, info in checkpoint.tensors.items():
@@ -103,17 +106,17 @@ def load_weights(model: nn.Module, checkpoint: HfCheckpoint) -> dict[str, Tensor
         for file, names in by_file.items():
             with safe_open(str(file), framework="pt") as reader:
                 for name in names:
-                    tensor = reader.get_tensor(name)
                     if name in kept:
-                        extra[name] = tensor
-                    else:
-                        targets[name].copy_(tensor)
+                        extra[name] = reader.get_tensor(name)
+                    elif name in targets:
+                        own, shard = targets[name]
+                        own.copy_(read_part(reader, name, shard))
     return extra
 
 
 def write_hf_checkpoint(
     folder: Path,
-    model: nn.Module,
+    state: Mapping[str, Tensor],
     config: ModelConfig,
     *,
     dtype: str,
@@ -126,15 +129,13 @@ def write_hf_checkpoint(
 
     Args:
         folder: an existing folder.
-        model: a ``HybridModel``.
+        state: the whole model's ``state_dict``.
         config: its configuration; unknown keys that were read are written back.
         dtype: of the run (``float32``, …), recorded in config.json.
         extra_tensors: tensors of ``load_weights`` to write back.
         max_shard_bytes: weights above this size are cut into shards with an index.
     """
-    tensors = {
-        name: view for key, value in model.state_dict().items() for name, view in disk_views(key, value)
-    }
+    tensors = {name: view for key, value in state.items() for name, view in disk_views(key, value)}
     tensors |= extra_tensors or {}
     values = {"architectures": [ARCHITECTURE], **config.to_dict(), "dtype": dtype}
     values.pop("torch_dtype", None)  # the older name of dtype
@@ -153,14 +154,60 @@ def write_hf_checkpoint(
     (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def disk_views(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The names on disk of one entry of the model's state, each with its view of the memory."""
+def disk_views(key: str, tensor: Tensor, first_expert: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The names on disk of one entry of the model's state, each with its view of the memory.
+
+    Args:
+        key: name in the model's state.
+        tensor: its value.
+        first_expert: of fused experts, the number of the first.
+    """
     fused = _FUSED.fullmatch(key)
     if fused is None:
         yield key, tensor
         return
     for expert in range(len(tensor)):
-        yield f"{fused['experts']}.{expert}.{fused['matrix']}.weight", tensor[expert]
+        yield f"{fused['experts']}.{first_expert + expert}.{fused['matrix']}.weight", tensor[expert]
+
+
+def read_part(reader: Any, name: str, shard: Shard) -> Tensor:
+    """This rank's part of a tensor in an open safetensors file; only that is read."""
+    if shard.count == 1:
+        whole: Tensor = reader.get_tensor(name)
+        return whole
+    view = reader.get_slice(name)
+    size = view.get_shape()[shard.dim] // shard.count
+    index = (slice(None),) * shard.dim + (slice(shard.index * size, (shard.index + 1) * size),)
+    part: Tensor = view[index]
+    return part
+
+
+def _own_parts(model: HybridModel) -> dict[str, tuple[Tensor, Shard]]:
+    """What a rank holds, by name on disk: its memory, and which part of the tensor on disk that is."""
+    from harts_core.exec.model.spec import WHOLE
+
+    parts: dict[str, tuple[Tensor, Shard]] = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        shard = model.spec.shard_of(value)
+        if _FUSED.fullmatch(key):
+            views = disk_views(key, value, shard.index * len(value))
+            parts |= {name: (view, WHOLE) for name, view in views}
+        else:
+            parts[key] = (value, shard)
+    return parts
+
+
+def _whole_shapes(model: HybridModel) -> dict[str, tuple[int, ...]]:
+    """Names and shapes on disk of the whole model, also of what other ranks hold."""
+    import torch
+
+    with torch.device("meta"):
+        whole = type(model)(model.config, dtype=model.dtype, seed=None)
+    return {
+        name: tuple(view.shape)
+        for key, value in whole.state_dict().items()
+        for name, view in disk_views(key, value)
+    }
 
 
 def _check_tensors(checkpoint: HfCheckpoint, expected: dict[str, tuple[int, ...]]) -> set[str]:

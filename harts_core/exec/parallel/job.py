@@ -1,0 +1,94 @@
+"""The job that a run is a part of: one process, or a rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from harts_core.exec.config import Device, ParallelSection
+from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
+from harts_core.exec.parallel.launch import Launch
+from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harts_core.exec.parallel.groups import Groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """What a run needs of it.
+
+    Attributes:
+        is_main: whether this process writes the run's files and reports.
+        spec: parts of the model.
+        ranks: the processes that share a step.
+        groups: the process groups; None in a single process.
+    """
+
+    is_main: bool = True
+    spec: ModelSpec = LOCAL_SPEC
+    ranks: Ranks = ONE_PROCESS
+    groups: Groups | None = None
+
+    def collect(self, tensors: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Whole tensors by name on the main process; every process calls it, the others get nothing.
+
+        Args:
+            tensors: name, this rank's part, and the parameter or buffer that it lies like.
+        """
+        if self.groups is None:
+            return {name: tensor for name, tensor, _ in tensors}
+        from harts_core.exec.parallel.state import gather_whole
+
+        whole = {}
+        for name, tensor, like in tensors:
+            gathered = gather_whole(tensor, like, self.groups)
+            if self.is_main:
+                whole[name] = gathered.cpu()
+        return whole
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.groups is not None:
+            torch.distributed.barrier()
+
+
+ALONE = Job()
+"""A single process."""
+
+
+@contextmanager
+def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Iterator[Job]:
+    """The job; with many processes their groups, until the end of the block.
+
+    Raises:
+        ExecError: the other processes did not come.
+        MissingBackendError: Megatron-core is not installed.
+    """
+    if launch.world_size == 1:
+        yield ALONE
+        return
+    from harts_core.errors import MissingBackendError
+
+    try:
+        from harts_core.exec.parallel.grid import ProcessGrid
+        from harts_core.exec.parallel.groups import process_groups
+        from harts_core.exec.parallel.spec import parallel_spec
+    except ImportError as error:
+        raise MissingBackendError(
+            f"training in several processes needs {error.name}, which is not installed",
+            hint="pip install 'harts[train]'",
+        ) from error
+    with process_groups(parallel, launch, device) as groups:
+        yield Job(
+            is_main=launch.is_main,
+            spec=parallel_spec(groups),
+            ranks=ProcessGrid(groups, torch.device(device)),
+            groups=groups,
+        )
