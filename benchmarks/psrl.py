@@ -1,8 +1,8 @@
 """psRL beside harts and no sharing, on four shapes of agent rollouts; markdown on stdout.
 
 Each workload is sampled in its own way: whole trajectories (search), steps with the whole history (web),
-steps without earlier thinking (house), steps of branching rollouts (network). The lengths are what such agents
-typically have; they are not measured ones. For every planner the first table has, from the validated plan:
+steps without earlier thinking (house), steps of branching rollouts (network). The lengths are chosen, not
+measured ones. For every planner the first table has, from the validated plan:
 
 - compression: original tokens over tokens computed;
 - workers: mean over max of the replicas' estimated work (cost model, forward and backward);
@@ -15,7 +15,7 @@ typically have; they are not measured ones. For every planner the first table ha
 
 The second table compares placements alone: the spread of the workers' estimated time, (max − min) / mean.
 
-    python benchmarks/psrl.py               # a minute or two
+    python benchmarks/psrl.py               # a minute
     python benchmarks/psrl.py --rows 60     # quick
 """
 
@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dp", type=int, default=4)
     parser.add_argument("--capacity", type=int, default=32_768)
