@@ -60,7 +60,7 @@ def os_reason(error: OSError) -> str:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def naming_output(path: Path) -> Iterator[None]:
     """Turn what the operating system refuses while writing into an error that names the output."""
     try:
         yield
@@ -111,7 +111,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
             operating system refuses the write.
     """
     path = Path(path)
-    with _named(path):
+    with naming_output(path):
         if path.is_dir():
             raise DataError("the output is a directory", where=str(path), hint="name a file")
         if path.exists() and not path.is_file():
@@ -149,7 +149,7 @@ def atomic_directory(path: Path, *, replaces: FolderKind | None = None) -> Itera
             refuses the write.
     """
     path = Path(path)
-    with _named(path):
+    with naming_output(path):
         target = Path(os.path.realpath(path))
         check_parent(target)
         if path.exists():

@@ -15,9 +15,11 @@ def export(
 ) -> None:
     """Write a rollout tree back as rows, every trajectory in full."""
     from harts_cli.output import print_json, progress_bar, stdout
+    from harts_core.files import refuse_inputs
     from harts_core.trees.export import export_rows
     from harts_core.trees.tree_file import read_tree
 
+    refuse_inputs(output, [tree])
     source = read_tree(tree)
     with progress_bar() as progress:
         export_rows(output, source, progress)

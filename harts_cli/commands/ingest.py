@@ -61,12 +61,13 @@ def ingest(
 ) -> None:
     """Read rollouts into a rollout tree and report what they share."""
     from harts_cli.output import print_json, progress_bar
+    from harts_core.files import refuse_inputs
     from harts_core.trees.ingest import ingest as run
     from harts_core.trees.ingest_options import IngestOptions
+    from harts_core.trees.sources.paths import expand_sources
     from harts_core.trees.tree_file import write_tree
 
-    if any(Path(source).resolve() == output.resolve() for source in sources):
-        raise ConfigError("the output is also a source", where=str(output), hint="name another file")
+    refuse_inputs(output, (source.path for source in expand_sources(sources)[0]))
     choices: dict[str, Any] = {
         "advantages": advantages,
         "on_bad_record": on_bad_record,

@@ -40,7 +40,7 @@ def tree(
     gates = parse_gates(fail_under or [])
     statistics = tree_statistics(read_tree(file))
     missed = missed_gates(gates, statistics.metrics)
-    _show(statistics, tree_report(str(file), statistics), json=json, html=html)
+    _show(statistics, tree_report(str(file), statistics), json=json, html=html, inputs=(file,))
     _stop_if(missed)
 
 
@@ -68,7 +68,7 @@ def plan(
         validate_plan(loaded, read_tree(tree_file))
     report = plan_report(loaded, validated=tree_file is not None)
     missed = missed_gates(gates, report.metrics)
-    _show(report, plan_sections(str(bundle), report), json=json, html=html)
+    _show(report, plan_sections(str(bundle), report), json=json, html=html, inputs=(bundle, tree_file))
     _stop_if(missed)
 
 
@@ -110,7 +110,7 @@ def schedule(
         lag=lag,
         max_live_producers=max_live_producers,
     )
-    _show(report, schedule_report(str(bundle), report), json=json, html=html)
+    _show(report, schedule_report(str(bundle), report), json=json, html=html, inputs=(bundle,))
 
 
 @app.command("diff")
@@ -126,20 +126,24 @@ def diff(
     from harts_core.plan.diff import diff_plans
 
     result = diff_plans(read_bundle(a), read_bundle(b))
-    _show(result, diff_report(str(a), str(b), result), json=json, html=html)
+    _show(result, diff_report(str(a), str(b), result), json=json, html=html, inputs=(a, b))
     if not result.same:
         raise typer.Exit(1)
 
 
-def _show(data: Any, report: Report, *, json: bool, html: Path | None) -> None:
-    """Print a report (``data``: the dataclass that --json prints) and write its HTML page."""
+def _show(
+    data: Any, report: Report, *, json: bool, html: Path | None, inputs: tuple[Path | None, ...]
+) -> None:
+    """Print a report (``data``: the dataclass that --json prints) and write its HTML page (on no input)."""
     from dataclasses import asdict
 
     from harts_cli.output import print_json, stdout
     from harts_cli.report.html import write_html
     from harts_cli.report.terminal import print_report
+    from harts_core.files import refuse_inputs
 
     if html is not None:
+        refuse_inputs(html, (path for path in inputs if path is not None))
         write_html(html, report)
     if json:
         print_json(asdict(data))

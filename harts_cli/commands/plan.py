@@ -50,12 +50,14 @@ def plan(
     from dataclasses import replace
 
     from harts_cli.output import print_json, progress_bar
+    from harts_core.files import refuse_inputs
     from harts_core.plan.bundle_file import write_bundle
     from harts_core.plan.cost_model import DEFAULT_COST_MODEL, load_cost_model
     from harts_core.plan.options import PlanOptions
     from harts_core.plan.plan_tree import plan_tree
     from harts_core.trees.tree_file import read_tree
 
+    refuse_inputs(output, [tree, *([Path(cost_model)] if cost_model else [])])
     options = PlanOptions(
         dp=dp,
         capacity=capacity,

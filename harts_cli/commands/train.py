@@ -37,7 +37,7 @@ def train(
 ) -> None:
     """Train a model on plans: one optimizer step per plan, or num_minibatches of them."""
     from harts_cli.output import print_json, print_line, progress_bar
-    from harts_core.exec.run import RunOptions, train_run
+    from harts_core.exec.run import RunOptions, state_of_run, train_run
 
     options = RunOptions(
         plans=tuple(plans),
@@ -48,12 +48,15 @@ def train(
         resume=resume,
         steps=steps,
     )
-    with progress_bar() as progress:
-        result = train_run(
-            options,
-            progress=progress,
-            on_step=lambda metrics: None if json_output else print_line(_line(metrics)),
-        )
+    try:
+        with progress_bar() as progress:
+            result = train_run(
+                options,
+                progress=progress,
+                on_step=lambda metrics: None if json_output else print_line(_line(metrics)),
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(state_of_run(out)) from None
     if not result.is_main:
         return
     if json_output:

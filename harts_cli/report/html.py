@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from harts_cli.report.sections import Drawing, Facts, Histogram, Report, Section
+from harts_core.errors import DataError
 from harts_core.files import atomic_file
 
 _STYLE = """
@@ -36,10 +37,22 @@ def write_html(path: Path, report: Report) -> None:
     """Write the page, atomically.
 
     Raises:
-        DataError: the output's folder does not exist, or ``path`` is a folder.
+        DataError: the output's folder does not exist, ``path`` is a folder, or an existing file that is no
+            HTML page.
     """
+    if path.is_file() and path.stat().st_size and not _is_page(path):
+        raise DataError(
+            "the output exists and is not an HTML page; it is left alone",
+            where=str(path),
+            hint="name another file",
+        )
     with atomic_file(path) as temporary:
         temporary.write_text(render_html(report), encoding="utf-8")
+
+
+def _is_page(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(256).lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
 def _section(section: Section) -> str:

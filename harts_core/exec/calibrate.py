@@ -11,7 +11,7 @@ from harts_core.errors import ConfigError, DataError, ExecError
 from harts_core.exec.config import RuntimeSection, read_config
 from harts_core.exec.load_model import check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
-from harts_core.files import atomic_file
+from harts_core.files import atomic_file, check_parent, refuse_inputs
 from harts_core.plan.calibration import (
     LEAST_TOKENS,
     ROWS,
@@ -100,8 +100,8 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
         raise ConfigError(f"[model] vocab_size must be at least {ROWS}", where=str(options.config))
     if options.out.is_dir():
         raise DataError("the output is a folder", where=str(options.out))
-    if not options.out.parent.is_dir():
-        raise DataError("the output's folder does not exist", where=str(options.out.parent))
+    check_parent(options.out)
+    refuse_inputs(options.out, [options.config])
     check_backend(config.runtime, "calibration")
     from harts_core.exec.layout import build_unit_layout
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.errors import ConfigError, DataError, HartsError, NonFiniteError
+from harts_core.errors import DataError, HartsError, NonFiniteError
 from harts_core.exec.config import read_config
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
 from harts_core.exec.schedule import unit_events
 from harts_core.exec.step_data import check_plan_fits
 from harts_core.exec.weights.hf_checkpoint import read_hf_checkpoint
+from harts_core.files import check_parent, refuse_inputs
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.bundle_file import read_bundle
 from harts_core.progress import Progress, no_progress
@@ -95,11 +96,9 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
         NonFiniteError: a log-probability is NaN or infinite; nothing was written.
     """
     config = read_config(options.config)
-    if options.out.exists() and options.out.samefile(options.tree):
-        raise ConfigError("the output is the input tree", where=str(options.out), hint="name another file")
-    if not options.out.parent.is_dir():
-        folder = options.out.parent
-        raise DataError("the output folder does not exist", where=str(folder), hint=f"mkdir -p {folder}")
+    inputs = (options.tree, options.plan, options.config, options.checkpoint)
+    refuse_inputs(options.out, (path for path in inputs if path is not None))
+    check_parent(options.out)
     weights = None if options.checkpoint is None else read_hf_checkpoint(options.checkpoint)
     model_config = resolve_model_config(
         config.model, None if weights is None else weights.config, str(options.config)

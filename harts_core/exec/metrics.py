@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harts_core.errors import CorruptFileError
-from harts_core.files import atomic_file
+from harts_core.files import atomic_file, naming_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,12 @@ class MetricsLog:
             temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def append(self, metrics: StepMetrics) -> None:
-        """Write one step and flush it to disk."""
-        with open(self.path, "a", encoding="utf-8") as f:
+        """Write one step and flush it to disk.
+
+        Raises:
+            DataError: the operating system refuses.
+        """
+        with naming_output(self.path), open(self.path, "a", encoding="utf-8") as f:
             f.write(json.dumps(metrics.to_dict(), allow_nan=False) + "\n")
             f.flush()
             os.fsync(f.fileno())

@@ -26,7 +26,7 @@ from harts_core.exec.objectives import Objective, build_objective
 from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
 from harts_core.exec.parallel.launch import Launch, read_launch
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint, read_hf_checkpoint
-from harts_core.files import atomic_directory, atomic_file, sha256_file
+from harts_core.files import atomic_directory, atomic_file, check_parent, refuse_inputs, sha256_file
 from harts_core.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -169,6 +169,16 @@ def _train(
     return RunResult(steps=tuple(taken), checkpoint=newest, steps_before=before, is_main=job.is_main)
 
 
+def state_of_run(out: Path) -> str:
+    """What a stopped run left in its folder, in words."""
+    from harts_core.exec.checkpoint import list_checkpoints
+
+    checkpoints = list_checkpoints(out / CHECKPOINTS)
+    if checkpoints:
+        return f"the newest checkpoint is {checkpoints[-1]}; --resume continues from it"
+    return f"{out} has no checkpoint yet" if out.is_dir() else "nothing was written"
+
+
 def _check_options(options: RunOptions) -> _Setup:
     """Everything that needs neither torch nor the trees."""
     from harts_core.exec.checkpoint import check_same_config, list_checkpoints
@@ -184,12 +194,9 @@ def _check_options(options: RunOptions) -> _Setup:
         raise ConfigError("--steps must be at least 1")
     if options.out.exists() and not options.out.is_dir():
         raise ConfigError("the run folder is a file", where=str(options.out))
-    if not options.out.parent.is_dir():
-        raise DataError(
-            "the run's parent folder does not exist",
-            where=str(options.out.parent),
-            hint=f"mkdir -p {options.out.parent}",
-        )
+    check_parent(options.out)
+    inputs = (options.config, *options.plans, *options.trees, options.checkpoint)
+    refuse_inputs(options.out, (path for path in inputs if path is not None))
     if not options.resume and options.out.is_dir() and any(options.out.iterdir()):
         raise ConfigError(
             "the run folder is not empty",

@@ -165,7 +165,7 @@ def test_mistakes_leave_nothing(tmp_path: Path) -> None:
     assert done.returncode == 2
     done = run(tmp_path, PLANS["one level"], TREE, "--as", "old", "-o", tmp_path / "tree.arrow")
     assert done.returncode == 2
-    assert "the output is the input tree" in done.stderr
+    assert "the output is the input " in done.stderr
     done = run(tmp_path, PLANS["one level"], TREE, "--as", "old", "-o", tmp_path / "absent" / "tree.arrow")
     assert done.returncode == 3
     assert "the output folder does not exist" in done.stderr

@@ -133,18 +133,28 @@ def test_a_pipe_is_not_an_input(tmp_path: Path) -> None:
         read_arrow(tmp_path / "pipe")
 
 
+def write_half(path: Path, error: BaseException) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def fill_half(path: Path, error: BaseException) -> None:
+    with atomic_directory(path) as temporary:
+        (temporary / "a").write_text("half")
+        raise error
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "No")])
 def test_what_the_system_refuses_names_the_output_and_leaves_the_old_file(
     tmp_path: Path, error: OSError
 ) -> None:
     (tmp_path / "out").write_text("old")
-    with pytest.raises(DataError, match="cannot be written") as caught, atomic_file(tmp_path / "out") as t:
-        t.write_text("half")
-        raise error
+    with pytest.raises(DataError, match="cannot be written") as caught:
+        write_half(tmp_path / "out", error)
     assert caught.value.where == str(tmp_path / "out")
-    with pytest.raises(DataError, match="cannot be written"), atomic_directory(tmp_path / "folder") as f:
-        (f / "a").write_text("half")
-        raise error
+    with pytest.raises(DataError, match="cannot be written"):
+        fill_half(tmp_path / "folder", error)
     assert content(tmp_path) == {"out": b"old"}
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -161,10 +171,10 @@ def test_a_read_only_folder_is_a_data_error(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "out"):
-        raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "folder"):
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        write_half(tmp_path / "out", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        fill_half(tmp_path / "folder", KeyboardInterrupt())
     assert list(tmp_path.iterdir()) == []
 
 
