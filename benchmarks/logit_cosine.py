@@ -25,7 +25,7 @@ from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import Reinforce
 from harts_core.exec.optimizer import Optimizer
-from harts_core.exec.schedule import unit_events
+from harts_core.exec.schedule import unit_events, unit_links
 from harts_core.exec.trainer import Trainer
 from harts_core.exec.windows import UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
@@ -71,9 +71,10 @@ def position_hidden(model: HybridModel, bundle: PlanBundle, tree: RolloutTree) -
             rows = layout.head_rows[layout.head_label_row[layout.trained_label]]
             found.append((layout.trained_row, layout.trained_index, torch.cat(parts)[rows]))
 
-    executor = UnitExecutor(model, bundle, tree, collect, training=False)
     order = np.lexsort((bundle.units.order, bundle.units.replica)).tolist()
-    for event in unit_events(executor.links, order, training=False):
+    events = unit_events(unit_links(bundle), order, training=False)
+    executor = UnitExecutor(model, bundle, tree, collect, events)
+    for event in events:
         executor.run(event)
     row, index = (np.concatenate([part[i] for part in found]) for i in (0, 1))
     return torch.cat([part[2] for part in found])[torch.tensor(np.lexsort((index, row)))]

@@ -191,6 +191,9 @@ class RuntimeSection:
         linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or, to compare
             with, one call per tree ``levels`` or ``nodes``, or ``no-replay``.
         head_block_rows: rows of vocabulary logits held at a time.
+        memory_budget_bytes: device memory for the blocks that units keep for later ones; more is moved to the
+            host. 0 = no limit.
+        cache_block_tokens: cut these blocks at multiples of a fixed size, to compare with; 0 = adaptive.
         threads: CPU threads of this process; 0 = torch's default. The results may depend on it in the last
             bits, so a resumed run should keep it.
         seed: of the initial weights and of the run's random state.
@@ -204,6 +207,8 @@ class RuntimeSection:
     recompute: Recompute = "none"
     linear_calls: LinearCalls = "rounds"
     head_block_rows: int = 1024
+    memory_budget_bytes: int = 0
+    cache_block_tokens: int = 0
     threads: int = 0
     seed: int = 0
     checkpoint_every: int = 0
@@ -212,7 +217,7 @@ class RuntimeSection:
     def __post_init__(self) -> None:
         _require(self.head_block_rows >= 1, "[runtime] head_block_rows must be at least 1")
         _require(self.keep_checkpoints >= 1, "[runtime] keep_checkpoints must be at least 1")
-        for name in ("threads", "checkpoint_every"):
+        for name in ("memory_budget_bytes", "cache_block_tokens", "threads", "checkpoint_every"):
             _require(getattr(self, name) >= 0, f"[runtime] {name} must not be negative")
         _require(0 <= self.seed < 2**63, "[runtime] seed must be in [0, 2^63)")
         _require(

@@ -14,7 +14,7 @@ from harts_core.errors import DataError, HartsError, NonFiniteError
 from harts_core.exec.config import read_config
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
-from harts_core.exec.schedule import unit_events
+from harts_core.exec.schedule import unit_events, unit_links
 from harts_core.exec.step_data import check_plan_fits
 from harts_core.exec.weights.hf_checkpoint import read_hf_checkpoint
 from harts_core.files import check_parent, refuse_inputs
@@ -26,6 +26,7 @@ from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.tree_file import read_tree, write_tree
 
 if TYPE_CHECKING:
+    from harts_core.exec.blocks import CacheSettings
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.windows import UnitForward
 
@@ -110,10 +111,17 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
         file = options.tree if isinstance(error, DataError) else options.plan
         raise type(error)(error.what, where=at_file(error.where, file), hint=error.hint) from None
     check_backend(config.runtime, "evaluating log-probabilities")
+    from harts_core.exec.blocks import CacheSettings
+
     model, _ = load_model(model_config, weights, config.runtime)
     start = time.perf_counter()
     column = tree_logprobs(
-        model, bundle, tree, head_block_rows=config.runtime.head_block_rows, progress=progress
+        model,
+        bundle,
+        tree,
+        head_block_rows=config.runtime.head_block_rows,
+        cache=CacheSettings.of(config.runtime),
+        progress=progress,
     )
     seconds = time.perf_counter() - start
     name = f"{options.column}_logprobs"
@@ -142,6 +150,7 @@ def tree_logprobs(
     tree: RolloutTree,
     *,
     head_block_rows: int = 1024,
+    cache: CacheSettings | None = None,
     progress: Progress = no_progress,
 ) -> Ragged:
     """λ of every trained position of a plan's rows, without keeping any graph.
@@ -151,6 +160,7 @@ def tree_logprobs(
         bundle: a validated plan.
         tree: its rollout tree.
         head_block_rows: rows of vocabulary logits held at a time.
+        cache: how blocks are kept that units import from earlier ones; None: without a limit.
         progress: called with the phase ``units``.
 
     Returns:
@@ -160,6 +170,7 @@ def tree_logprobs(
         DataError: no row of the plan has a trained position.
         NonFiniteError: a value is NaN or infinite; its trajectory is named.
     """
+    from harts_core.exec.blocks import CacheSettings
     from harts_core.exec.head import unit_logprobs
     from harts_core.exec.windows import UnitExecutor
 
@@ -184,10 +195,12 @@ def tree_logprobs(
             )
             values[offsets[layout.trained_row] + layout.trained_index] = found.float().cpu().numpy()
 
-    executor = UnitExecutor(model, bundle, tree, collect, training=False)
     order = np.lexsort((bundle.units.order, bundle.units.replica)).tolist()
+    links = unit_links(bundle)
+    events = unit_events(links, order, training=False)
+    executor = UnitExecutor(model, bundle, tree, collect, events, links=links, cache=cache or CacheSettings())
     done = 0
-    for event in unit_events(executor.links, order, training=False):
+    for event in events:
         executor.run(event)
         if event.kind == "forward":
             done += 1

@@ -28,6 +28,10 @@ class StepMetrics:
         units: units executed, consumers and producers.
         rounds: packed linear-attention calls per KDA layer.
         interface_bytes: most bytes held at a time for units that import: shared rows and their gradients.
+        cache_allocated_bytes: of all blocks that were made for them.
+        cache_hit_rate: share of the block bytes read that were in fast memory in time.
+        cache_offloaded_bytes: moved out to the host under the memory budget.
+        cache_over_budget_bytes: the most by which what one unit needs at once exceeded it.
         seconds: clock time of the step.
         tokens_per_s: original tokens per second.
         objective: the objective's own metrics and, of layers with experts, the router's.
@@ -43,6 +47,10 @@ class StepMetrics:
     units: int
     rounds: int
     interface_bytes: int
+    cache_allocated_bytes: int
+    cache_hit_rate: float
+    cache_offloaded_bytes: int
+    cache_over_budget_bytes: int
     seconds: float
     tokens_per_s: float
     objective: dict[str, float]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harts_core.exec.blocks import CacheSettings
 from harts_core.exec.config import LinearCalls
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterSums, RouterTerms, router_losses, router_sums
@@ -48,21 +49,24 @@ class StepRouter:
         *,
         linear_calls: LinearCalls = "rounds",
         ranks: Ranks = ONE_PROCESS,
+        cache: CacheSettings = CacheSettings(),
     ) -> StepRouter:
         """The router of a step on a model, the loads counted if they are needed."""
         load = None
         if terms.balance_loss_coef > 0 and model.expert_biases:
             counting = cls(RouterTerms(), model.spec, data.original_tokens, None)
+            events = work.events(training=False)
             executor = UnitExecutor(
                 model,
                 work.bundle,
                 data.tree,
                 counting.loss,
-                training=False,
+                events,
                 linear_calls=linear_calls,
                 links=work.links,
+                cache=cache,
             )
-            for event in work.events(training=False):
+            for event in events:
                 executor.run(event)
             sums = ranks.sum_router(counting.sums, model.routed_shape)
             assert sums is not None  # a step has units, and this model has experts

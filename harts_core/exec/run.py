@@ -257,6 +257,7 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
 
 def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Trainer, dict[str, Tensor]]:
     """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
+    from harts_core.exec.blocks import CacheSettings
     from harts_core.exec.checkpoint import read_state, restore_optimizer
     from harts_core.exec.model.moe_losses import RouterTerms
     from harts_core.exec.optimizer import Optimizer
@@ -283,6 +284,7 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Tra
         recompute=runtime.recompute,
         linear_calls=runtime.linear_calls,
         head_block_rows=runtime.head_block_rows,
+        cache=CacheSettings.of(runtime),
         steps_done=0 if state is None else state.step,
         ranks=job.ranks,
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harts_core.errors import NonFiniteError
+from harts_core.exec.blocks import CacheSettings
 from harts_core.exec.config import LinearCalls, Recompute
 from harts_core.exec.head import unit_head, unit_logprobs
 from harts_core.exec.layout import UnitLayout
@@ -67,6 +68,7 @@ class Trainer:
         router: weights of the router's losses.
         steps_done: optimizer steps already taken (a resumed run).
         ranks: the processes that share the step.
+        cache: how blocks are kept that units import from earlier ones.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Trainer:
         router: RouterTerms = RouterTerms(),
         steps_done: int = 0,
         ranks: Ranks = ONE_PROCESS,
+        cache: CacheSettings = CacheSettings(),
     ) -> None:
         self.model = model
         self.objective = objective
@@ -91,6 +94,7 @@ class Trainer:
         self.router = router
         self.steps_done = steps_done
         self.ranks = ranks
+        self.cache = cache
 
     def prepare(self, bundle: PlanBundle, tree: RolloutTree) -> StepData:
         """Validate a plan and join it with its tree, once for any number of steps on it.
@@ -118,6 +122,7 @@ class Trainer:
             update_expert_bias(self.model.expert_biases, result.expert_counts, bias_rate)
         self.steps_done += 1
         seconds = time.perf_counter() - start
+        cache = result.counts.cache
         return StepMetrics(
             step=self.steps_done,
             loss=result.loss,
@@ -128,7 +133,11 @@ class Trainer:
             trained_positions=data.totals.tokens,
             units=len(data.units),
             rounds=data.rounds,
-            interface_bytes=result.counts.peak_bytes,
+            interface_bytes=cache.peak_bytes,
+            cache_allocated_bytes=cache.allocated_bytes,
+            cache_hit_rate=cache.hit_rate,
+            cache_offloaded_bytes=cache.offloaded_bytes,
+            cache_over_budget_bytes=cache.over_budget_bytes,
             seconds=seconds,
             tokens_per_s=data.original_tokens / seconds,
             objective=result.metrics,
@@ -144,21 +153,30 @@ class Trainer:
         sums = StepSums()
         work = self.ranks.work(data)
         router = StepRouter.begin(
-            self.model, data, work, self.router, linear_calls=self.linear_calls, ranks=self.ranks
+            self.model,
+            data,
+            work,
+            self.router,
+            linear_calls=self.linear_calls,
+            ranks=self.ranks,
+            cache=self.cache,
         )
+        events = work.events()
         executor = UnitExecutor(
             self.model,
             work.bundle,
             data.tree,
             lambda forward: self._loss(data, forward, sums, router),
+            events,
             recompute=self.recompute,
             linear_calls=self.linear_calls,
             links=work.links,
             lockstep=work.lockstep,
+            cache=self.cache,
         )
         done = 0
         progress("units", done, len(work.units))
-        for event in work.events():
+        for event in events:
             executor.run(event)
             if event.kind == "backward":
                 done += 1

@@ -6,18 +6,21 @@ nothing special: it is a unit without loss whose interface others read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from harts_core.exec.blocks import BlockManager, CacheSettings, UnitExport
 from harts_core.exec.config import LinearCalls, Recompute
 from harts_core.exec.layout import UnitLayout, build_unit_layout
 from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.moe import Routing
-from harts_core.exec.shared import ExportIndex, SharedInterface, UnitImports
+from harts_core.exec.shared import ExportIndex, UnitImports
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.cache_policy.simulate import CacheCounters
 from harts_core.plan.schedule.units import Event, UnitLinks, unit_links
 from harts_core.trees.rollout_tree import RolloutTree
 
@@ -49,16 +52,17 @@ class ExecutionCounts:
 
     Attributes:
         forwards, backwards: calls by unit. A backward is counted where there was something to run back from.
-        live_interfaces, live_bytes: now (values and gathered gradients).
-        peak_interfaces, peak_bytes: the most at any time.
+        cache: what happened to the blocks that units keep for others.
+        live_interfaces, peak_interfaces: units that keep something for others, now and at most.
+        live_bytes: of blocks in fast memory now.
     """
 
     forwards: dict[int, int] = field(default_factory=dict)
     backwards: dict[int, int] = field(default_factory=dict)
+    cache: CacheCounters = field(default_factory=CacheCounters)
     live_interfaces: int = 0
-    live_bytes: int = 0
     peak_interfaces: int = 0
-    peak_bytes: int = 0
+    live_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,7 +70,7 @@ class _LiveUnit:
     """What a unit keeps between its forward and its backward."""
 
     loss: Tensor | None
-    interface: SharedInterface | None
+    export: UnitExport | None
     hidden: Tensor | None
 
 
@@ -78,12 +82,13 @@ class UnitExecutor:
         bundle: a validated plan.
         tree: its rollout tree.
         loss_of: called once per unit, right after its forward.
+        events: everything that will be run, in order; without backwards: no graphs are made.
         recompute: activations to recompute in the backward pass.
         linear_calls: how linear attention is cut into packed calls.
-        training: False: no graphs; the events must be those of a forward-only pass.
         links: who imports from whom; None: as the plan says.
         lockstep: run every backward through all layers, even where nothing below the last ones has a
             gradient: the layers exchange tokens with those of other ranks.
+        cache: how blocks are kept.
     """
 
     def __init__(
@@ -92,30 +97,37 @@ class UnitExecutor:
         bundle: PlanBundle,
         tree: RolloutTree,
         loss_of: LossOf,
+        events: Sequence[Event],
         *,
         recompute: Recompute = "none",
         linear_calls: LinearCalls = "rounds",
-        training: bool = True,
         links: UnitLinks | None = None,
         lockstep: bool = False,
+        cache: CacheSettings = CacheSettings(),
     ) -> None:
         self.model, self.bundle, self.tree = model, bundle, tree
-        self.loss_of, self.recompute, self.training = loss_of, recompute, training
+        self.training = any(event.kind == "backward" for event in events)
+        self.loss_of, self.recompute = loss_of, recompute
         self.linear_calls = linear_calls
         self.links: UnitLinks = unit_links(bundle) if links is None else links
         self.lockstep = lockstep
-        self.counts = ExecutionCounts()
+        self.blocks = BlockManager(model, bundle, tree, events, recompute=recompute, settings=cache)
+        self.counts = ExecutionCounts(cache=self.blocks.counters)
         self._layouts: dict[int, UnitLayout] = {}
         self._live: dict[int, _LiveUnit] = {}
 
     def run(self, event: Event) -> None:
-        """Carry out one event; events come in the order of ``unit_events``."""
+        """Carry out the next event."""
         match event.kind:
             case "forward":
+                self.blocks.begin(event)
                 with torch.set_grad_enabled(self.training):
                     self._forward(event.unit)
+                self.blocks.end()
             case "backward":
+                self.blocks.begin(event)
                 self._backward(event.unit)
+                self.blocks.end()
             case "free":
                 self._free(event.unit)
         self._count_interfaces()
@@ -145,11 +157,11 @@ class UnitExecutor:
             routing=output.routing,
         )
         loss = self.loss_of(result)
-        interface = None
+        kept = None
         if index is not None and output.interface is not None:
-            interface = SharedInterface.of(index, output.interface)
+            kept = self.blocks.store(layout, index, output.interface)
         hidden = output.hidden if self.lockstep and self.training else None
-        self._live[unit] = _LiveUnit(loss=loss, interface=interface, hidden=hidden)
+        self._live[unit] = _LiveUnit(loss=loss, export=kept, hidden=hidden)
         self.counts.forwards[unit] = self.counts.forwards.get(unit, 0) + 1
 
     def _export_index(self, layout: UnitLayout) -> ExportIndex | None:
@@ -159,25 +171,25 @@ class UnitExecutor:
     def _imports(self, layout: UnitLayout) -> UnitImports | None:
         owners = []
         for owner in self.links.owners[layout.unit]:
-            interface = self._live[owner].interface
-            assert interface is not None  # an owner's importers are known before its forward
-            owners.append((self._layout(owner), interface))
+            kept = self._live[owner].export
+            assert kept is not None  # an owner's importers are known before its forward
+            owners.append((self._layout(owner), kept))
         return UnitImports(layout, owners, self.model.device) if owners else None
 
     def _backward(self, unit: int) -> None:
-        """One backward from the unit's loss and from what its importers left in its interface."""
+        """One backward from the unit's loss and from what its importers left in its blocks."""
         live = self._live[unit]
-        roots: list[Tensor] = []
-        gradients: list[Tensor | None] = []
+        roots: list[GradientEdge] = []
+        gradients: list[Tensor] = []
         if live.loss is not None:
-            roots.append(live.loss)
-            gradients.append(None)
-        for shared in () if live.interface is None else live.interface.tensors():
-            if shared.gradient is not None:
-                roots.append(shared.exported)
-                gradients.append(shared.gradient.to(shared.exported.dtype))
+            roots.append(get_gradient_edge(live.loss))
+            gradients.append(torch.ones_like(live.loss))
+        if live.export is not None:
+            edges, gathered = live.export.gradient_roots()
+            roots += edges
+            gradients += gathered
         if live.hidden is not None:
-            roots.append(live.hidden)
+            roots.append(get_gradient_edge(live.hidden))
             gradients.append(torch.zeros_like(live.hidden))
         if roots:
             torch.autograd.backward(roots, gradients)
@@ -185,12 +197,11 @@ class UnitExecutor:
 
     def _free(self, unit: int) -> None:
         del self._live[unit]
+        self.blocks.forget(unit)
         self._layouts.pop(unit).forget_devices()
 
     def _count_interfaces(self) -> None:
-        alive = [u.interface for u in self._live.values() if u.interface is not None]
         counts = self.counts
-        counts.live_interfaces = len(alive)
-        counts.live_bytes = sum(interface.num_bytes for interface in alive)
+        counts.live_interfaces = sum(unit.export is not None for unit in self._live.values())
         counts.peak_interfaces = max(counts.peak_interfaces, counts.live_interfaces)
-        counts.peak_bytes = max(counts.peak_bytes, counts.live_bytes)
+        counts.live_bytes = self.blocks.live_bytes

@@ -64,6 +64,8 @@ def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path
         ("[runtime]\nseed = -1\n", "seed must be in"),
         ("[runtime]\nbackend = 'fla'\n", 'backend "fla" needs device'),
         ("[runtime]\nhead_block_rows = 0\n", "head_block_rows must be at least 1"),
+        ("[runtime]\nmemory_budget_bytes = -1\n", "memory_budget_bytes must not be negative"),
+        ("[runtime]\ncache_block_tokens = -1\n", "cache_block_tokens must not be negative"),
         ("[optimizer]\nlearning_rate = inf\n", "learning_rate must be finite"),
         ("[optimizer]\nlearning_rate = -1.0\n", "learning_rate must not be negative"),
         ("[optimizer]\nbeta2 = 1.0\n", "beta2 must be in [0, 1)"),

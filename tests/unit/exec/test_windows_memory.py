@@ -57,30 +57,28 @@ def test_a_freed_unit_leaves_nothing(plan: str, recompute: str, training: bool) 
         kept[layout.unit].append(weakref.ref(values))
         return values.sum() if len(values) else None
 
-    executor = UnitExecutor(model, bundle, TREE, loss_of, recompute=recompute, training=training)  # type: ignore[arg-type]
     links = unit_links(bundle)
-    sizes = {}
-    for event in unit_events(links, bundle.units_of_replica(0).tolist(), training=training):
+    events = unit_events(links, bundle.units_of_replica(0).tolist(), training=training)
+    executor = UnitExecutor(model, bundle, TREE, loss_of, events, recompute=recompute)  # type: ignore[arg-type]
+    exporting = set()
+    for event in events:
         executor.run(event)
         if event.kind == "forward":
-            interface = executor._live[event.unit].interface
-            assert (interface is not None) == bool(links.importers[event.unit])
-            if interface is not None:
-                tensors = interface.tensors()
-                sizes[event.unit] = sum(t.values.numel() * t.values.element_size() for t in tensors)
-                kept[event.unit] += [weakref.ref(x) for t in tensors for x in (t, t.exported, t.values)]
-                assert all(t.exported.requires_grad == training and t.gradient is None for t in tensors)
-                del tensors
-            del interface
+            export = executor._live[event.unit].export
+            assert (export is not None) == bool(links.importers[event.unit])
+            if export is not None:
+                exporting.add(event.unit)
+                assert all((t.edge is not None) == training for t in export.tensors if t.shape[0])
+                kept[event.unit] += [weakref.ref(live) for live in export.blocks]
+            del export
         elif event.kind == "free":
             alive = [ref() for ref in kept.pop(event.unit) if ref() is not None]
             assert not alive, (event, [type(x) for x in alive])
-        live = [unit for unit in kept if unit in sizes]
-        assert executor.counts.live_interfaces == len(live)
-        assert executor.counts.live_bytes >= sum(sizes[unit] for unit in live)
+        assert executor.counts.live_interfaces == len(exporting & kept.keys())
     assert not kept
     assert executor.counts.live_bytes == 0
-    assert 0 < max(sizes.values()) <= executor.counts.peak_bytes
+    assert executor.counts.cache == executor.blocks.simulated
+    assert executor.counts.cache.peak_bytes > 0
     assert executor.counts.peak_interfaces >= 2
 
 
@@ -88,6 +86,7 @@ def test_gradients_arrive_once_and_add_up() -> None:
     """What importers leave in an interface is the gradient of the sum of their losses."""
     bundle = PLANS["nested"]
     model = HybridModel(TINY, dtype=torch.float64, seed=0)
+    events = unit_events(unit_links(bundle), bundle.units_of_replica(0).tolist())
     executor = UnitExecutor(
         model,
         bundle,
@@ -95,15 +94,16 @@ def test_gradients_arrive_once_and_add_up() -> None:
         lambda f: (
             f.hidden.square().sum() if len(f.hidden) and not executor.links.importers[f.layout.unit] else None
         ),
+        events,
     )
-    for event in unit_events(executor.links, bundle.units_of_replica(0).tolist()):
+    for event in events:
         if event.kind == "backward" and executor.links.importers[event.unit]:
-            interface = executor._live[event.unit].interface
-            assert interface is not None
-            gradients = [t.gradient for t in interface.tensors() if t.gradient is not None]
-            assert gradients
+            export = executor._live[event.unit].export
+            assert export is not None
+            edges, gradients = export.gradient_roots()
+            assert len(edges) == len(gradients) > 0
             assert all(bool(torch.isfinite(g).all()) for g in gradients)
-            del interface, gradients
+            del export, edges, gradients
         executor.run(event)
     assert set(executor.counts.forwards.values()) == {1}
     assert set(executor.counts.backwards.values()) == {1}
