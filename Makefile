@@ -22,7 +22,7 @@ venv: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints-cpu.txt)"
-	$(PIP) install --quiet -c constraints-cpu.txt -e ".[train,text,dev]"
+	$(PIP) install --quiet -c constraints-cpu.txt -e ".[train,text,solver,dev]"
 	touch $@
 
 test: lint types unit
