@@ -24,6 +24,7 @@ PAGES = {
     ("inspect", "diff"): "inspect",
     ("inspect", "schedule"): "schedule",
     ("train",): "training",
+    ("logprob",): "training",
     ("export",): "ingest",
 }
 
