@@ -13,7 +13,7 @@ from harts_core.trees.ingest import ingest
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.synth.samples import generate
-from harts_core.trees.synth.spec import LengthRange, workload_spec
+from harts_core.trees.synth.spec import LengthRange, WorkloadSpec, workload_spec
 
 
 def shortened_workload(kind: str, *, rows: int, shorter: int, vocab_size: int, seed: int = 0) -> RolloutTree:
@@ -23,6 +23,11 @@ def shortened_workload(kind: str, *, rows: int, shorter: int, vocab_size: int, s
     replay and rounds to weigh what they weigh at full length; the benchmarks use 16.
     """
     paper = workload_spec(kind=kind, preset="paper", rows=rows, seed=seed, vocab_size=vocab_size)
+    return build_tree(generate(shorten(paper, shorter)))
+
+
+def shorten(spec: WorkloadSpec, shorter: int) -> WorkloadSpec:
+    """A workload's specification with every length divided by ``shorter``."""
 
     def short(tokens: float, least: int = 2) -> int:
         return max(least, round(tokens / shorter))
@@ -35,18 +40,17 @@ def shortened_workload(kind: str, *, rows: int, shorter: int, vocab_size: int, s
             maximum=short(lengths.maximum),
         )
 
-    spec = replace(
-        paper,
-        max_length=short(paper.max_length),
-        mean_length=None if paper.mean_length is None else short(paper.mean_length),
-        system_tokens=short(paper.system_tokens),
-        task_tokens=short_range(paper.task_tokens),
-        action_tokens=(short(paper.action_tokens[0], 4), short(paper.action_tokens[1], 4)),
-        observation_tokens=short_range(paper.observation_tokens),
-        echo_tokens=max(1.0, paper.echo_tokens / shorter),
-        summary_tokens=(short(paper.summary_tokens[0]), short(paper.summary_tokens[1])),
+    return replace(
+        spec,
+        max_length=short(spec.max_length),
+        mean_length=None if spec.mean_length is None else short(spec.mean_length),
+        system_tokens=short(spec.system_tokens),
+        task_tokens=short_range(spec.task_tokens),
+        action_tokens=(short(spec.action_tokens[0], 4), short(spec.action_tokens[1], 4)),
+        observation_tokens=short_range(spec.observation_tokens),
+        echo_tokens=max(1.0, spec.echo_tokens / shorter),
+        summary_tokens=(short(spec.summary_tokens[0]), short(spec.summary_tokens[1])),
     )
-    return build_tree(generate(spec))
 
 
 def real_rollouts(file: Path, groups: tuple[str, ...]) -> RolloutTree:
