@@ -1,4 +1,4 @@
-"""harts inspect: look into rollout trees, plans and pipeline schedules, and compare plans."""
+"""harts inspect: look into rollout trees, plans, their pipeline schedules and caches, and compare plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from harts_cli.report.sections import Report
 
 app = typer.Typer(
-    help="Look into rollout trees, plans and pipeline schedules, compare plans.", no_args_is_help=True
+    help="Look into rollout trees, plans, pipeline schedules and caches, compare plans.", no_args_is_help=True
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
@@ -111,6 +111,64 @@ def schedule(
         max_live_producers=max_live_producers,
     )
     _show(report, schedule_report(str(bundle), report), json=json, html=html, inputs=(bundle,))
+
+
+@app.command("memory")
+def memory(
+    bundle: Annotated[Path, typer.Argument(help="Plan bundle (folder).")],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="train.toml: count bytes of its model, not tokens."),
+    ] = None,
+    tree_file: Annotated[
+        Path | None,
+        typer.Option("--tree", help="Its rollout-tree file: check the plan, count hidden states for heads."),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget", min=0, help="Of a replica's cache. Default: the config's, or half the peak."
+        ),
+    ] = None,
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="As harts logprob runs the plan: without backwards.")
+    ] = False,
+    json: JsonOption = False,
+    html: HtmlOption = None,
+) -> None:
+    """Simulate a plan's cache: memory over the microbatches under several policies."""
+    from harts_cli.report.memory_view import memory_sections
+    from harts_core.exec.cache_bytes import cache_row_bytes
+    from harts_core.exec.config import read_config
+    from harts_core.exec.model_section import resolve_model_config
+    from harts_core.plan.bundle_file import read_bundle
+    from harts_core.plan.cache_policy.report import memory_report
+    from harts_core.plan.cache_policy.rows import TOKENS
+    from harts_core.plan.validate import validate_plan
+    from harts_core.trees.tree_file import read_tree
+
+    sizes, recompute = TOKENS, False
+    if config is not None:
+        read = read_config(config)
+        model = resolve_model_config(read.model, where=str(config))
+        sizes = cache_row_bytes(model, read.runtime.dtype, tensor_parallel=read.parallel.tp)
+        recompute = read.runtime.recompute == "layer"
+        if budget is None:
+            budget = read.runtime.memory_budget_bytes or None
+    loaded = read_bundle(bundle)
+    loaded_tree = None if tree_file is None else read_tree(tree_file)
+    if loaded_tree is not None:
+        validate_plan(loaded, loaded_tree)
+    report = memory_report(
+        loaded,
+        row_bytes=sizes,
+        tree=loaded_tree,
+        budget=budget,
+        recompute=recompute,
+        forward_only=forward_only,
+    )
+    inputs = tuple(path for path in (bundle, config, tree_file) if path is not None)
+    _show(report, memory_sections(str(bundle), report), json=json, html=html, inputs=inputs)
 
 
 @app.command("diff")

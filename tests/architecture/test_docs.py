@@ -23,6 +23,7 @@ PAGES = {
     ("inspect", "plan"): "inspect",
     ("inspect", "diff"): "inspect",
     ("inspect", "schedule"): "schedule",
+    ("inspect", "memory"): "memory",
     ("train",): "training",
     ("logprob",): "training",
     ("export",): "ingest",

@@ -100,7 +100,14 @@ HELP = [
     ["inspect", "tree"],
     ["inspect", "plan"],
 ]
-HELP += [["inspect", "diff"], ["inspect", "schedule"], ["train"], ["logprob"], ["export"]]
+HELP += [
+    ["inspect", "diff"],
+    ["inspect", "schedule"],
+    ["inspect", "memory"],
+    ["train"],
+    ["logprob"],
+    ["export"],
+]
 
 
 @pytest.mark.parametrize("command", HELP, ids=" ".join)
@@ -119,6 +126,7 @@ def test_working_without_training_never_loads_torch(tmp_path: Path) -> None:
         ["inspect", "plan", plan, "--tree", tree],
         ["inspect", "diff", plan, plan],
         ["inspect", "schedule", plan],
+        ["inspect", "memory", plan],
         ["export", tree, "-o", str(tmp_path / "again.parquet")],
     ]
     for arguments in runs:

@@ -69,6 +69,7 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         "inspect-plan-report": ("inspect", "plan", plan, "--tree", tree),
         "inspect-diff-report": ("inspect", "diff", plan, plan),
         "inspect-schedule-report": ("inspect", "schedule", plan),
+        "inspect-memory-report": ("inspect", "memory", plan),
     }.items():
         result = run_harts(*arguments, "--json")
         assert result.returncode == 0, result.stderr

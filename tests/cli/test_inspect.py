@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from harts_core.plan.bundle_file import write_bundle
+from harts_core.plan.options import PlanOptions
+from harts_core.plan.plan_tree import plan_tree
 from harts_core.trees.tree_file import write_tree
 from tests.cli.program import run_harts
 from tests.support import tree_from_sequences
@@ -128,6 +130,47 @@ def test_group_names_are_shown_as_they_are(tmp_path: Path) -> None:
     assert result.returncode == 0
     assert "[red]x" in result.stdout
     assert "[/]" in result.stdout
+
+
+def test_memory(files: Path) -> None:
+    html = files / "page.html"
+    options = PlanOptions(planner="psrl", dp=1, capacity=12, chunk=4, on_too_long="split")
+    write_bundle(files / "chain", plan_tree(TREE, options))
+    result = run_harts("inspect", "memory", files / "chain", "--html", html)
+    assert result.returncode == 0, result.stderr
+    for part in ("adaptive, no-release", "16 tokens", "lru", "hit rate", "recomputed", "█"):
+        assert part in result.stdout
+        assert part in html.read_text()
+    data = json.loads(run_harts("inspect", "memory", files / "chain", "--json", "--budget", "3").stdout)
+    first = data["policies"][0]
+    assert (first["policy"], first["block_tokens"]) == ("just-in-time", None)
+    assert len(first["timeline"]) == len(data["passes"]) > 0
+    assert {p["budget"] for p in data["policies"]} == {None, 3}
+    assert data["unit"] == "tokens"
+    config = files / "train.toml"
+    config.write_text(
+        '[model]\npreset = "cpu-moe"\n[runtime]\nrecompute = "layer"\nmemory_budget_bytes = 9\n'
+    )
+    more = ("--config", config, "--tree", files / "tree.arrow", "--forward-only", "--json")
+    data = json.loads(run_harts("inspect", "memory", files / "chain", *more).stdout)
+    assert (data["unit"], data["recompute"], data["forward_only"]) == ("bytes", True, True)
+    assert {p["budget"] for p in data["policies"]} == {None, 9}
+    assert data["policies"][0]["peak"] > first["peak"]
+
+
+def test_memory_of_bad_input(files: Path) -> None:
+    page = files / "page.html"
+    plan = with_table(PLAN, "spans", owner_span=PLAN.spans.owner_span + 100)
+    write_bundle(files / "broken", plan)
+    result = run_harts("inspect", "memory", files / "broken", "--html", page)
+    assert result.returncode == 4
+    assert "the owner has no such span" in result.stderr
+    assert not page.exists()
+    assert run_harts("inspect", "memory", files / "plan", "--budget", "-1").returncode == 2
+    (files / "train.toml").write_text("[runtime]\nmemory_budget = 1\n")
+    result = run_harts("inspect", "memory", files / "plan", "--config", files / "train.toml")
+    assert result.returncode == 2
+    assert "memory_budget_bytes" in result.stderr
 
 
 def test_schedules(files: Path) -> None:

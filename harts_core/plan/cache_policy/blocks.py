@@ -235,7 +235,7 @@ def _fragment_before(
         line = int(bundle.span_offsets[spans.unit[line]]) + int(spans.parent[line])
         if spans.owner[line] != spans.unit[line]:
             return None
-    return tails[line, piece.start]
+    return tails.get((line, piece.start))
 
 
 def _add_fragment(
