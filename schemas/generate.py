@@ -6,12 +6,12 @@ compares the committed files with what this module generates.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from harts_core.exec import checkpoint, config, logprob, metrics
@@ -20,17 +20,13 @@ from harts_core.exec.model.config import ALIASES, ModelConfig
 from harts_core.exec.model_section import NOT_COMPUTED
 from harts_core.exec.objectives import OBJECTIVES
 from harts_core.plan import bundle_file
-from harts_core.plan.build import build_bundle
 from harts_core.plan.cache_policy.report import MemoryReport
 from harts_core.plan.compare import Comparison
-from harts_core.plan.cost_model import PRESETS, CostModel
 from harts_core.plan.diff import PlanDiff
-from harts_core.plan.layout import SHARING, TOKEN_WISE
-from harts_core.plan.options import ON_TOO_LONG
+from harts_core.plan.manifest import MANIFEST_SCHEMA, RUNTIME_SCHEMA
 from harts_core.plan.report import PlanReport
 from harts_core.plan.schedule.report import PipelineReport
 from harts_core.trees import tree_file
-from harts_core.trees.build import Trajectory, build_tree
 from harts_core.trees.export import ROWS_SCHEMA
 from harts_core.trees.ingest_report import IngestReport
 from harts_core.trees.statistics import TreeStatistics
@@ -40,7 +36,6 @@ from schemas.from_code import Schema, arrow_fields, dataclass_properties, object
 FOLDER = Path(__file__).parent
 SHA256: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 NUMBER: Schema = {"type": "number"}
@@ -66,50 +61,13 @@ def tree_metadata() -> Schema:
 
 
 def plan_manifest() -> Schema:
-    """plan.json of a bundle; the metrics are those that the code computes for a plan of one trajectory."""
-    trajectory = Trajectory(
-        trajectory_id="a", group_id="g", tokens=np.array([1, 2]), loss_spans=np.array([[1, 2]])
-    )
-    example = build_bundle(
-        build_tree([trajectory]),
-        planner="example",
-        parameters={"dp": 1, "capacity": 2, "pad": 1, "chunk": 1, "seed": 0},
-        cost_model=next(iter(PRESETS.values())),
-        replica=np.zeros(1),
-        slot=np.zeros(1),
-    )
-    metric_kinds = {name: INTEGER if type(v) is int else NUMBER for name, v in example.metrics.items()}
-    parameters = object_schema(
-        {**dict.fromkeys(("dp", "capacity", "pad", "chunk"), POSITIVE), "sharing": {"enum": list(SHARING)}},
-        extra=True,
-    )
-    parameters["properties"] |= {  # of the planners here; another one may have others
-        "seed": COUNT,
-        "producer_capacity": POSITIVE,
-        "max_live_producers": POSITIVE,
-        "effort": POSITIVE,
-        "on_too_long": {"enum": list(ON_TOO_LONG)},
-        "dropped_rows": {"type": "array", "items": COUNT},
-        TOKEN_WISE: COUNT,
-    }
-    return object_schema(
-        {
-            "format": {"const": bundle_file.FORMAT},
-            "version": {"const": bundle_file.VERSION},
-            "planner": STRING,
-            "parameters": parameters,
-            "cost_model": object_schema(dataclass_properties(CostModel)),
-            "tree_sha256": SHA256,
-            "metrics": object_schema(metric_kinds),
-            "activation_tokens": {"type": "array", "items": {"type": "array", "items": COUNT}},
-            "tables": object_schema(dict.fromkeys(bundle_file.SCHEMAS, SHA256)),
-        }
-    )
+    """plan.json of a bundle."""
+    return copy.deepcopy(MANIFEST_SCHEMA)
 
 
 def plan_runtime() -> Schema:
     """runtime.json of a bundle: clock times by name; not hashed."""
-    return object_schema({}, extra=NUMBER)
+    return copy.deepcopy(RUNTIME_SCHEMA)
 
 
 def plan_report() -> Schema:

@@ -33,11 +33,10 @@ from harts_core.plan.bundle import (
     UnitTable,
     WindowTable,
 )
+from harts_core.plan.manifest import FORMAT, MANIFEST_SCHEMA, RUNTIME_SCHEMA, VERSION, check_described
 from harts_core.plan.memory import activation_tokens
 from harts_core.trees.ragged import Ragged
 
-FORMAT = "plan-bundle"
-VERSION = 1
 MANIFEST = "plan.json"
 RUNTIME = "runtime.json"
 
@@ -144,39 +143,28 @@ def write_bundle(path: Path, bundle: PlanBundle) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """plan.json of a bundle, its fixed keys checked.
+    """plan.json of a bundle, checked against its description.
 
     Raises:
         DataError: not a bundle directory.
         CorruptFileError: plan.json is not JSON.
-        SchemaMismatchError: another format or version, or a key is missing.
+        SchemaMismatchError: another format or version, or a key is missing, unknown or of the wrong kind.
     """
     file = Path(path) / MANIFEST
     if not file.is_file():
         raise DataError("not a plan bundle: no plan.json", where=str(path), hint="make one with harts plan")
     try:
         manifest = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFileError(f"plan.json is not JSON ({error})", where=str(file)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise SchemaMismatchError("plan.json is not of a plan bundle", where=str(file))
-    if manifest.get("version") != VERSION:
+    version = manifest.get("version")
+    if type(version) is int and version != VERSION:
         raise SchemaMismatchError(
-            f"bundle version {manifest.get('version')}; this HARTS reads version {VERSION}", where=str(file)
+            f"bundle version {version}; this HARTS reads version {VERSION}", where=str(file)
         )
-    kinds: dict[str, type] = {"planner": str, "parameters": dict, "cost_model": dict}
-    kinds |= {"tree_sha256": str, "metrics": dict, "tables": dict}
-    for key, kind in kinds.items():
-        if not isinstance(manifest.get(key), kind):
-            raise SchemaMismatchError(
-                f"plan.json: {key} is missing or not a {kind.__name__}", where=str(file)
-            )
-    for key in ("dp", "capacity", "pad", "chunk"):
-        value = manifest["parameters"].get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise SchemaMismatchError(
-                f"plan.json: parameters.{key} must be a positive integer", where=str(file)
-            )
+    check_described(manifest, MANIFEST_SCHEMA, str(file))
     return manifest
 
 
@@ -205,8 +193,14 @@ def read_bundle(path: Path) -> PlanBundle:
     runtime_file = path / RUNTIME
     try:
         runtime = json.loads(runtime_file.read_bytes()) if runtime_file.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFileError(f"runtime.json is not JSON ({error})", where=str(runtime_file)) from error
+    check_described(runtime, RUNTIME_SCHEMA, str(runtime_file))
+    if manifest["parameters"]["dp"] > len(tables["units"]):
+        raise SchemaMismatchError(
+            f"parameters.dp is {manifest['parameters']['dp']}, but the plan has {len(tables['units'])} units",
+            where=str(path / MANIFEST),
+        )
     return PlanBundle(
         planner=manifest["planner"],
         parameters=manifest["parameters"],
