@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from harts_core.distribution import Distribution, describe
 from harts_core.plan.bundle import CONSUMER, KINDS, NONE, PRODUCER, PlanBundle
+from harts_core.plan.layout import TOKEN_WISE
 from harts_core.plan.validate.failure import reject, require
 from harts_core.plan.validate.units import check_units
 
@@ -25,7 +26,7 @@ class UnitReport:
         unit, replica, kind, window, slot, order: as in the units table (None: absent).
         rows: trajectories evaluated in it.
         complete_tokens, computed_tokens, padded_tokens: as in the units table.
-        fill: complete_tokens / capacity.
+        fill: complete_tokens / capacity; of consumers that are cut at tokens, computed_tokens / capacity.
         spans, sequences, rounds: of its layout and its call plan.
         replay_tokens: tokens whose state update is run again.
     """
@@ -56,7 +57,7 @@ class SlotReport:
         complete_tokens, computed_tokens, padded_tokens: summed over the replicas.
         largest_computed: computed tokens of the replica that the others wait for.
         balance: mean over maximum of the replicas' computed tokens (1.0 if nothing is computed).
-        fill: complete_tokens / (D · capacity).
+        fill: mean of its consumers' fill.
         rounds: of the consumer with the most.
     """
 
@@ -104,7 +105,7 @@ class PlanReport:
         planner, parameters, cost_model, tree_sha256, metrics: as in plan.json.
         validated: whether the plan was checked against its rollout tree for this report.
         slots, replicas, windows, units: tables.
-        consumer_fill: complete tokens of the consumers as a share of the capacity.
+        consumer_fill: fill of the consumers.
         consumer_rows: trajectories of the consumers.
         unit_rounds: packed linear-attention calls of the units.
         round_tokens: new tokens of a call (replayed ones not counted).
@@ -245,6 +246,8 @@ def _unit_reports(bundle: PlanBundle) -> tuple[UnitReport, ...]:
     rounds = _per_unit(bundle, sequences.unit[_run_starts(sequences.unit, sequences.round)])
     replay = _replay_tokens(bundle)
     capacity = int(bundle.parameters["capacity"])
+    cut = units.slot >= bundle.parameters.get(TOKEN_WISE, np.inf)
+    bounded = np.where(cut, units.computed_tokens, units.complete_tokens)
     return tuple(
         UnitReport(
             unit=u,
@@ -257,7 +260,7 @@ def _unit_reports(bundle: PlanBundle) -> tuple[UnitReport, ...]:
             complete_tokens=int(units.complete_tokens[u]),
             computed_tokens=int(units.computed_tokens[u]),
             padded_tokens=int(units.padded_tokens[u]),
-            fill=int(units.complete_tokens[u]) / capacity,
+            fill=int(bounded[u]) / capacity,
             spans=spans[u],
             sequences=calls[u],
             rounds=rounds[u],
