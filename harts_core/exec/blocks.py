@@ -207,7 +207,11 @@ class BlockManager:
         self._device, self._dtype, self._bundle = model.device, model.dtype, bundle
         blocks = cache_blocks(bundle, settings.block_tokens)
         row_bytes = cache_row_bytes(
-            model.config, _DTYPES[model.dtype], tensor_parallel=model.spec.tensor_parallel
+            model.config,
+            _DTYPES[model.dtype],
+            tensor_parallel=model.spec.tensor_parallel,
+            layers=model.spec.stage.layers(model.config.num_hidden_layers),
+            has_head=model.spec.stage.is_last,
         )
         sizes = block_sizes(bundle, blocks, row_bytes, tree)
         self._trace = cache_trace(blocks, sizes, events, recompute=recompute == "layer")

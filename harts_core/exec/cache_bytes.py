@@ -10,7 +10,14 @@ _WIDTH = {"bfloat16": 2, "float32": 4, "float64": 8}
 _STATE_WIDTH = {"bfloat16": 4, "float32": 4, "float64": 8}
 
 
-def cache_row_bytes(config: ModelConfig, dtype: Dtype, *, tensor_parallel: int = 1) -> RowBytes:
+def cache_row_bytes(
+    config: ModelConfig,
+    dtype: Dtype,
+    *,
+    tensor_parallel: int = 1,
+    layers: range | None = None,
+    has_head: bool = True,
+) -> RowBytes:
     """Bytes of one cached row in each table, all layers together, on one rank.
 
     A KDA layer keeps the convolutions' inputs (3·H·K), replayed rows (k, v; log gate and β in the state
@@ -21,10 +28,14 @@ def cache_row_bytes(config: ModelConfig, dtype: Dtype, *, tensor_parallel: int =
         config: the model.
         dtype: of weights and activations.
         tensor_parallel: ranks that share the heads.
+        layers: of this rank's pipeline stage; None: all.
+        has_head: whether this rank has the head.
     """
     width, state = _WIDTH[dtype], _STATE_WIDTH[dtype]
-    mla = sum(config.is_mla(i) for i in range(config.num_hidden_layers))
-    kda = config.num_hidden_layers - mla
+    layers = range(config.num_hidden_layers) if layers is None else layers
+    mla = sum(config.is_mla(i) for i in layers)
+    kda = len(layers) - mla
+    hidden = config.hidden_size if has_head else 0
     heads = config.num_attention_heads // tensor_parallel
     channels = heads * config.head_dim
     conv, replay, states = 3 * channels * kda, (3 * channels + heads) * kda, channels * config.head_dim * kda
@@ -33,11 +44,11 @@ def cache_row_bytes(config: ModelConfig, dtype: Dtype, *, tensor_parallel: int =
         conv=conv * width,
         replay=2 * channels * kda * width + (channels + heads) * kda * state,
         keys=keys * width,
-        hidden=config.hidden_size * width,
+        hidden=hidden * width,
         states=states * state,
         conv_gradient=conv * state,
         replay_gradient=replay * state,
         keys_gradient=keys * state,
-        hidden_gradient=config.hidden_size * state,
+        hidden_gradient=hidden * state,
         states_gradient=states * state,
     )

@@ -184,6 +184,8 @@ def restore_optimizer(path: Path, optimizer: Optimizer, spec: ModelSpec) -> None
                 random[name] = reader.get_tensor(name)
                 continue
             like = parameters.get(parameter_of(name))
+            if like is None and spec.stage.count > 1:
+                continue  # of another stage
             tensors[name] = read_part(reader, name, WHOLE if like is None else spec.shard_of(like))
     optimizer.load_state_tensors(tensors, str(file))
     if f"{RANDOM_STATE}cpu" in random:

@@ -29,6 +29,7 @@ Backend = Literal["torch", "naive", "fla"]
 Device = Literal["cpu", "cuda"]
 Schedule = Literal["constant", "linear", "cosine"]
 BalanceLoss = Literal["batch", "sequence"]
+PipelineKind = Literal["harts", "non-overlapping", "backward-first"]
 
 
 def _require(condition: bool, what: str) -> None:
@@ -143,14 +144,15 @@ class OptimizerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
-    """``[parallel]``: how many processes share the work: dp · tp of them (docs/distributed.md).
+    """``[parallel]``: how many processes share the work: dp · tp · pp of them (docs/distributed.md).
 
     A plan's D replicas are dealt out to the dp ranks; with dp = 1 one rank runs them one after another.
 
     Attributes:
-        dp, tp, pp: data-, tensor- and pipeline-parallel degree. Pipeline parallelism is not available.
-        ep: expert-parallel degree: ranks of the dp · tp that hold different experts.
+        dp, tp, pp: data-, tensor- and pipeline-parallel degree.
+        ep: expert-parallel degree: ranks of a stage's dp · tp that hold different experts.
         sp: sequence parallelism within the tensor-parallel group.
+        schedule: of the pipeline: ``harts``, or to compare with, ``non-overlapping`` or ``backward-first``.
         timeout_s: a collective operation that waits longer for another process ends the job.
     """
 
@@ -159,16 +161,21 @@ class ParallelSection:
     sp: bool = False
     pp: int = 1
     ep: int = 1
+    schedule: PipelineKind = "harts"
     timeout_s: int = 600
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "ep", "timeout_s"):
             _require(getattr(self, name) >= 1, f"[parallel] {name} must be at least 1")
-        _require(self.pp == 1, f"[parallel] pp = {self.pp} is not available: pp must be 1")
         _require(not self.sp or self.tp > 1, "[parallel] sp = true needs tp > 1")
         _require(
-            self.num_processes % self.ep == 0,
-            f"[parallel] ep = {self.ep} does not divide dp · tp = {self.num_processes}",
+            self.dp * self.tp % self.ep == 0,
+            f"[parallel] ep = {self.ep} does not divide dp · tp = {self.dp * self.tp}",
+        )
+        _require(
+            self.schedule != "backward-first" or self.tp % self.ep == 0,
+            '[parallel] schedule = "backward-first" is not available where ep spans replicas (it must divide '
+            "tp): the order depends on each replica's costs",
         )
 
     @property

@@ -65,6 +65,7 @@ class StepRouter:
                 linear_calls=linear_calls,
                 links=work.links,
                 cache=cache,
+                transfers=work.transfers,
             )
             for event in events:
                 executor.run(event)

@@ -173,14 +173,15 @@ class Trainer:
             links=work.links,
             lockstep=work.lockstep,
             cache=self.cache,
+            transfers=work.transfers,
         )
         done = 0
-        progress("units", done, len(work.units))
+        progress("units", done, work.num_units)
         for event in events:
             executor.run(event)
             if event.kind == "backward":
                 done += 1
-                progress("units", done, len(work.units))
+                progress("units", done, work.num_units)
                 if not math.isfinite(self.optimizer.grad_norm()):
                     raise self._not_finite(data, event.unit, "a gradient")
         norm = self.ranks.finish_gradients(self.optimizer)
@@ -189,7 +190,7 @@ class Trainer:
         return StepLoss(
             loss=total.loss,
             grad_norm=norm,
-            metrics=(routed.metrics() if routed is not None else {}) | total.means(),
+            metrics=self.ranks.router_metrics(routed) | total.means(),
             counts=executor.counts,
             expert_counts=None if routed is None else routed.counts,
         )
@@ -215,8 +216,8 @@ class Trainer:
         return loss
 
     def _objective_loss(self, data: StepData, forward: UnitForward, sums: StepSums) -> Tensor | None:
-        """The objective's part; None where the unit evaluates no trained position."""
-        if not len(forward.layout.trained_row):
+        """The objective's part; None without trained positions, and before the last stage of a pipeline."""
+        if not self.model.spec.stage.is_last or not len(forward.layout.trained_row):
             return None
         head = unit_head(
             self.model,

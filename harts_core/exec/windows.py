@@ -18,6 +18,7 @@ from harts_core.exec.config import LinearCalls, Recompute
 from harts_core.exec.layout import UnitLayout, build_unit_layout
 from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.moe import Routing
+from harts_core.exec.parallel.unit_pipe import Transfers, UnitPipe
 from harts_core.exec.shared import ExportIndex, UnitImports
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.cache_policy.simulate import CacheCounters
@@ -72,6 +73,7 @@ class _LiveUnit:
     loss: Tensor | None
     export: UnitExport | None
     hidden: Tensor | None
+    received: Tensor | None
 
 
 class UnitExecutor:
@@ -89,6 +91,7 @@ class UnitExecutor:
         lockstep: run every backward through all layers, even where nothing below the last ones has a
             gradient: the layers exchange tokens with those of other ranks.
         cache: how blocks are kept.
+        transfers: with the stages before and after, of a model that is one stage of a pipeline.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class UnitExecutor:
         links: UnitLinks | None = None,
         lockstep: bool = False,
         cache: CacheSettings = CacheSettings(),
+        transfers: Transfers | None = None,
     ) -> None:
         self.model, self.bundle, self.tree = model, bundle, tree
         self.training = any(event.kind == "backward" for event in events)
@@ -113,6 +117,7 @@ class UnitExecutor:
         self.lockstep = lockstep
         self.blocks = BlockManager(model, bundle, tree, events, recompute=recompute, settings=cache)
         self.counts = ExecutionCounts(cache=self.blocks.counters)
+        self._pipe = UnitPipe(model, transfers)
         self._layouts: dict[int, UnitLayout] = {}
         self._live: dict[int, _LiveUnit] = {}
 
@@ -130,6 +135,14 @@ class UnitExecutor:
                 self.blocks.end()
             case "free":
                 self._free(event.unit)
+            case "receive_activation":
+                self._pipe.receive_activation(self._layout(event.unit))
+            case "send_activation":
+                self._pipe.send_activation(self._live[event.unit].hidden)
+            case "receive_gradient":
+                self._pipe.receive_gradient(event.unit, self._live[event.unit].hidden)
+            case "send_gradient":
+                self._pipe.send_gradient(self._live[event.unit].received)
         self._count_interfaces()
 
     def _layout(self, unit: int) -> UnitLayout:
@@ -144,24 +157,31 @@ class UnitExecutor:
         layout, device = self._layout(unit), self.model.device
         imports = self._imports(layout)
         index = self._export_index(layout)
+        received = self._pipe.activation(unit)
         output: UnitOutput = self.model(
             layout,
             imports,
             recompute=self.recompute if self.training else "none",
             export=None if index is None else index.to(device),
+            received=received,
         )
         result = UnitForward(
             layout=layout,
             hidden=output.hidden,
-            imported_hidden=None if imports is None else imports.hidden(),
+            imported_hidden=imports.hidden() if imports is not None and self._pipe.is_last else None,
             routing=output.routing,
         )
         loss = self.loss_of(result)
         kept = None
         if index is not None and output.interface is not None:
             kept = self.blocks.store(layout, index, output.interface)
-        hidden = output.hidden if self.lockstep and self.training else None
-        self._live[unit] = _LiveUnit(loss=loss, export=kept, hidden=hidden)
+        keeps_hidden = not self.model.spec.stage.is_last or (self.lockstep and self.training)
+        self._live[unit] = _LiveUnit(
+            loss=loss,
+            export=kept,
+            hidden=output.hidden if keeps_hidden else None,
+            received=received,
+        )
         self.counts.forwards[unit] = self.counts.forwards.get(unit, 0) + 1
 
     def _export_index(self, layout: UnitLayout) -> ExportIndex | None:
@@ -190,7 +210,7 @@ class UnitExecutor:
             gradients += gathered
         if live.hidden is not None:
             roots.append(get_gradient_edge(live.hidden))
-            gradients.append(torch.zeros_like(live.hidden))
+            gradients.append(self._pipe.gradient(unit, live.hidden))
         if roots:
             torch.autograd.backward(roots, gradients)
             self.counts.backwards[unit] = self.counts.backwards.get(unit, 0) + 1

@@ -19,6 +19,10 @@ TWO = {
     "dp2 ep2": Case(parallel={"dp": 2, "ep": 2}),
     "dp2 ep2, four replicas": Case(parallel={"dp": 2, "ep": 2}, replicas=4, levels=1, seed=1),
     "tp2 sp ep2": Case(parallel={"tp": 2, "sp": True, "ep": 2}),
+    "pp2": Case(parallel={"pp": 2}),
+    "pp2, non-overlapping": Case(parallel={"pp": 2, "schedule": "non-overlapping"}, levels=1, seed=2),
+    "pp2, backward-first, no sharing": Case(parallel={"pp": 2, "schedule": "backward-first"}, levels=0),
+    "pp2, dense": Case(parallel={"pp": 2}, model="dense", recompute="none"),
     "dp2 ep2, float32": Case(parallel={"dp": 2, "ep": 2}, dtype="float32"),
 }
 """By name; all run on two processes."""

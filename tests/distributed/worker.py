@@ -9,13 +9,14 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 
 from harts_core.exec.config import ParallelSection
 from harts_core.exec.parallel.grid import ProcessGrid
 from harts_core.exec.parallel.groups import leave_groups, make_groups, process_groups
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.parallel.spec import parallel_spec
-from harts_core.exec.parallel.state import gather_whole
+from harts_core.exec.parallel.state import gather_whole, join_stages
 from tests.distributed.cases import Case, Result, build_trainer, inputs, result_of
 
 
@@ -26,6 +27,13 @@ def run_case(case: Case, rank: int) -> Result:
     result = result_of(trainer.backward(trainer.prepare(bundle, tree)))
     for name, parameter in trainer.optimizer.parameters():
         result.gradients[name] = gather_whole(trainer.optimizer.gradient(name), parameter, groups)
+    if not groups.is_first_of_stage:
+        result.gradients.clear()
+    result.gradients = join_stages(result.gradients, groups)
+    counts: list[torch.Tensor | None] = [None] * groups.stage.count
+    dist.all_gather_object(counts, result.expert_counts, group=groups.pipeline)
+    found = [part for part in counts if part is not None]
+    result.expert_counts = torch.cat(found) if found else None
     leave_groups()
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +30,8 @@ class UnitOutput:
     """A unit's forward.
 
     Attributes:
-        hidden: [C, D], after the final norm.
+        hidden: [C, D], after the final norm; of a pipeline stage other than the last, the residual stream
+            that the next stage goes on with.
         routing: one entry per layer with experts, in order.
         interface: what was exported, if anything was asked for.
     """
@@ -88,17 +90,41 @@ class DecoderLayer(nn.Module):
         return x_CD + self.mlp(normed), None, exported
 
 
+class Layers(nn.Module):
+    """A run of the model's layers, under their numbers in the whole model.
+
+    Args:
+        layers: number to layer, in order.
+    """
+
+    def __init__(self, layers: dict[int, DecoderLayer]) -> None:
+        super().__init__()
+        for number, layer in layers.items():
+            self.add_module(str(number), layer)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[DecoderLayer]:
+        return (layer for layer in self._modules.values() if isinstance(layer, DecoderLayer))
+
+    def __getitem__(self, position: int) -> DecoderLayer:
+        """The layer at a position of the run."""
+        return list(self)[position]
+
+
 class Decoder(nn.Module):
-    """Embedding, layers and final norm: the ``model.`` part of the tensor names."""
+    """Embedding, layers and final norm, as far as the stage has them: ``model.`` of the tensor names."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, spec: ModelSpec, backend: KdaBackend) -> None:
         super().__init__()
-        self.word_embeddings = spec.embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, i, dtype, spec, backend) for i in range(config.num_hidden_layers)
-        )
-        self.norm = spec.norm(config.hidden_size, config.rms_norm_eps, state_dtype(dtype))
-        spec.mark_rows(self.norm.weight)
+        if spec.stage.is_first:
+            self.word_embeddings = spec.embedding(config.vocab_size, config.hidden_size, dtype)
+        numbers = spec.stage.layers(config.num_hidden_layers)
+        self.layers = Layers({i: DecoderLayer(config, i, dtype, spec, backend) for i in numbers})
+        if spec.stage.is_last:
+            self.norm = spec.norm(config.hidden_size, config.rms_norm_eps, state_dtype(dtype))
+            spec.mark_rows(self.norm.weight)
 
 
 class HybridModel(nn.Module):
@@ -137,7 +163,8 @@ class HybridModel(nn.Module):
             )
         self.config, self.dtype, self.spec = config, dtype, spec
         self.model = Decoder(config, dtype, spec, get_kda_backend(kda_backend))
-        self.lm_head = spec.lm_head(config.hidden_size, config.vocab_size, dtype)
+        if spec.stage.is_last:
+            self.lm_head = spec.lm_head(config.hidden_size, config.vocab_size, dtype)
         if seed is not None:
             init_weights(self, spec, std=config.initializer_range, seed=seed)
 
@@ -163,8 +190,9 @@ class HybridModel(nn.Module):
         *,
         recompute: Recompute = "none",
         export: ExportRows | None = None,
+        received: Tensor | None = None,
     ) -> UnitOutput:
-        """Run all layers over the unit's own rows.
+        """Run the layers over the unit's own rows.
 
         Args:
             layout: the unit's layout.
@@ -172,6 +200,7 @@ class HybridModel(nn.Module):
                 where it names none.
             recompute: "layer" keeps only each layer's input and runs the layer again in the backward pass.
             export: rows and states to return for later units.
+            received: the residual stream from the stage before, where there is one.
 
         Raises:
             ExecError: the layout needs imports and got none.
@@ -183,7 +212,7 @@ class HybridModel(nn.Module):
                 where=f"unit {device.layout.unit}",
                 hint="Run its producer first and pass its interface.",
             )
-        x = self.model.word_embeddings(device.tokens)
+        x = self.model.word_embeddings(device.tokens) if received is None else received
         config = self.config
         rotation = Rotation(
             device.positions, config.qk_rope_head_dim, config.rope_theta, state_dtype(self.dtype)
@@ -202,10 +231,16 @@ class HybridModel(nn.Module):
                 routing.append(routed)
             if part is not None:
                 exported.append(part)
-        hidden = self.spec.enter(self.model.norm(x))[: device.layout.num_rows]
+        hidden = x
+        if self.spec.stage.is_last:
+            hidden = self.spec.enter(self.model.norm(x))[: device.layout.num_rows]
         interface = None
         if export is not None:
-            interface = UnitInterface(layers=tuple(exported), hidden=hidden.index_select(0, export.hidden))
+            if self.spec.stage.is_last:
+                rows = hidden.index_select(0, export.hidden)
+            else:  # only the head reads them
+                rows = hidden.new_empty(len(export.hidden), 0)
+            interface = UnitInterface(layers=tuple(exported), hidden=rows)
         return UnitOutput(hidden=hidden, routing=tuple(routing), interface=interface)
 
     def _run_layer(

@@ -49,6 +49,32 @@ class Shard:
 WHOLE = Shard()
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive layers: stage ``index`` of a pipeline of ``count``; the first ones may hold one more."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the final norm and the head."""
+        return self.index == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Its layers among those of the whole model."""
+        first, last = (-(-i * num_layers // self.count) for i in (self.index, self.index + 1))
+        return range(first, last)
+
+
+WHOLE_MODEL = Stage()
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -83,6 +109,7 @@ class ModelSpec:
         mark_shared: for parameters that every rank applies to all tokens, for its own heads.
         mark_rows: for parameters that a rank applies to its rows of the residual stream.
         shard_of: which part of a parameter or buffer this rank holds.
+        stage: the layers that this rank holds.
     """
 
     column_linear: LinearFactory
@@ -100,6 +127,7 @@ class ModelSpec:
     mark_shared: Mark = _no_mark
     mark_rows: Mark = _no_mark
     shard_of: Callable[[Tensor], Shard] = _whole
+    stage: Stage = WHOLE_MODEL
 
     def local_heads(self, num_heads: int) -> int:
         """Heads of one rank.

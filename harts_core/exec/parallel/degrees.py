@@ -19,7 +19,7 @@ def check_launch(parallel: ParallelSection, launch: Launch, where: str) -> None:
     """
     if launch.world_size == parallel.num_processes:
         return
-    degrees = f"dp · tp = {parallel.dp} · {parallel.tp}"
+    degrees = f"dp · tp · pp = {parallel.dp} · {parallel.tp} · {parallel.pp}"
     raise ConfigError(
         f"[parallel] asks for {parallel.num_processes} processes ({degrees}), but the job has "
         f"{launch.world_size}",
@@ -51,6 +51,11 @@ def check_model_degrees(parallel: ParallelSection, model: ModelConfig, where: st
             f"{name} {value} does not divide over [parallel] tp = {parallel.tp}",
             where,
         )
+    _require(
+        parallel.pp <= model.num_hidden_layers,
+        f"[parallel] pp = {parallel.pp}, but the model has {model.num_hidden_layers} layers",
+        where,
+    )
     if parallel.ep > 1:
         _require(has_experts, f"[parallel] ep = {parallel.ep}, but the model has no experts", where)
         _require(

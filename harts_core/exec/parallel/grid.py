@@ -12,6 +12,7 @@ from harts_core.exec.parallel.gradients import reduce_gradients
 from harts_core.exec.parallel.groups import Groups
 from harts_core.exec.parallel.lockstep import lockstep_plan
 from harts_core.exec.parallel.ranks import LocalWork, StepSums
+from harts_core.exec.parallel.transfers import StageTransfers
 from harts_core.plan.schedule.units import unit_links
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ProcessGrid:
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.groups, self.device = groups, device
+        self.transfers = StageTransfers(groups) if groups.stage.count > 1 else None
 
     @property
     def name(self) -> str:
@@ -42,19 +44,29 @@ class ProcessGrid:
         first = self.groups.data.rank() * share
         mine = range(first, first + share)
         parallel = self.groups.parallel
-        if parallel.tp % parallel.ep == 0:  # experts are exchanged within a replica only
-            replica = data.bundle.units.replica
-            units = tuple(unit for unit in data.units if replica[unit] in mine)
-            return LocalWork(bundle=data.bundle, links=unit_links(data.bundle), units=units)
-        plan = lockstep_plan(data.bundle, data.units)
-        units = tuple(unit for d in mine for unit in plan.units[d])
-        return LocalWork(bundle=plan.bundle, links=plan.links, units=units, lockstep=True)
+        bundle, links = data.bundle, unit_links(data.bundle)
+        units = {d: tuple(u for u in data.units if bundle.units.replica[u] == d) for d in mine}
+        lockstep = parallel.tp % parallel.ep != 0  # else experts are exchanged within a replica only
+        if lockstep:
+            plan = lockstep_plan(bundle, data.units)
+            bundle, links = plan.bundle, plan.links
+            units = {d: plan.units[d] for d in mine}
+        return LocalWork(
+            bundle=bundle,
+            links=links,
+            units=units,
+            lockstep=lockstep,
+            stage=self.groups.stage,
+            schedule=parallel.schedule,
+            transfers=self.transfers,
+        )
 
     def sum_step(self, sums: StepSums) -> StepSums:
-        """In rank order. All ranks of a replica have its objective, each its own rows' router loss."""
-        group, tensor_parallel = self.groups.tensor_and_data, self.groups.tensor.size()
-        gathered: list[StepSums] = [StepSums()] * group.size()
-        dist.all_gather_object(gathered, sums, group=group)
+        """In rank order. All tensor-parallel ranks of a replica's last stage have its objective; every rank
+        has the router loss of its own rows and layers."""
+        tensor_parallel = self.groups.tensor.size()
+        gathered: list[StepSums] = [StepSums()] * dist.get_world_size()
+        dist.all_gather_object(gathered, sums)
         total = StepSums()
         for rank, part in enumerate(gathered):
             total.router_loss += part.router_loss
@@ -81,6 +93,23 @@ class ProcessGrid:
             dist.all_reduce(tensor, group=self.groups.tensor_and_data)
         return RouterSums(counts=counts, mass=mass, z=z, tokens=int(tokens))
 
+    def router_metrics(self, sums: RouterSums | None) -> dict[str, float]:
+        """Of the layers of all stages."""
+        stages: list[RouterSums | None] = [None] * self.groups.pipeline.size()
+        dist.all_gather_object(stages, sums, group=self.groups.pipeline)
+        found = [stage for stage in stages if stage is not None]
+        if not found:
+            return {}
+        whole = RouterSums(
+            counts=torch.cat([stage.counts.cpu() for stage in found]),
+            mass=torch.cat([stage.mass.cpu() for stage in found]),
+            z=torch.cat([stage.z.cpu() for stage in found]),
+            tokens=found[0].tokens,
+        )
+        return whole.metrics()
+
     def finish_gradients(self, optimizer: Optimizer) -> float:
-        """``reduce_gradients``."""
+        """``reduce_gradients``, when all that this rank sent has arrived."""
+        if self.transfers is not None:
+            self.transfers.finish()
         return reduce_gradients(optimizer, self.groups)

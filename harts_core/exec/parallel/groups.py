@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from harts_core.errors import ExecError
 from harts_core.exec.config import Device, ParallelSection
+from harts_core.exec.model.spec import Stage
 from harts_core.exec.parallel.cpu import allow_cpu
 from harts_core.exec.parallel.launch import Launch
 
@@ -29,6 +30,10 @@ class Groups:
         expert: the ranks that hold different experts.
         expert_data: the ranks that hold the same experts.
         tensor_and_data: all ranks of a pipeline stage.
+        stage: which pipeline stage this rank is of.
+        pipeline: the ranks that hold the other stages of this rank's layers' parts, in order.
+        activations, gradients: for the stage before (−1) and after (1) the pair of ranks that only exchanges
+            activations or gradients; absent at the ends.
     """
 
     parallel: ParallelSection
@@ -38,6 +43,15 @@ class Groups:
     expert: dist.ProcessGroup
     expert_data: dist.ProcessGroup
     tensor_and_data: dist.ProcessGroup
+    stage: Stage
+    pipeline: dist.ProcessGroup
+    activations: dict[int, dist.ProcessGroup]
+    gradients: dict[int, dist.ProcessGroup]
+
+    @property
+    def is_first_of_stage(self) -> bool:
+        """Whether this rank speaks for its stage; rank 0 does for the first."""
+        return self.tensor_and_data.rank() == 0
 
 
 @contextmanager
@@ -85,6 +99,8 @@ def make_groups(parallel: ParallelSection, rank: int) -> Groups:
         distributed_timeout_minutes=max(1, -(-parallel.timeout_s // 60)),
         create_gloo_process_groups=False,
     )
+    activations = _neighbours(parallel, rank)
+    gradients = _neighbours(parallel, rank)
     return Groups(
         parallel=parallel,
         rank=rank,
@@ -93,7 +109,24 @@ def make_groups(parallel: ParallelSection, rank: int) -> Groups:
         expert=parallel_state.get_expert_model_parallel_group(),
         expert_data=parallel_state.get_expert_data_parallel_group(),
         tensor_and_data=parallel_state.get_tensor_and_data_parallel_group(),
+        stage=Stage(parallel_state.get_pipeline_model_parallel_rank(), parallel.pp),
+        pipeline=parallel_state.get_pipeline_model_parallel_group(),
+        activations=activations,
+        gradients=gradients,
     )
+
+
+def _neighbours(parallel: ParallelSection, rank: int) -> dict[int, dist.ProcessGroup]:
+    """A group for each pair of neighbouring stages; every rank makes all of them, in the same order."""
+    width = parallel.dp * parallel.tp
+    timeout = datetime.timedelta(seconds=parallel.timeout_s)
+    mine = {}
+    for before in range((parallel.pp - 1) * width):
+        after = before + width
+        group = dist.new_group([before, after], timeout=timeout)
+        if rank in (before, after):
+            mine[1 if rank == before else -1] = group
+    return mine
 
 
 def leave_groups() -> None:

@@ -44,14 +44,15 @@ class Job:
         """
         if self.groups is None:
             return {name: tensor for name, tensor, _ in tensors}
-        from harts_core.exec.parallel.state import gather_whole
+        from harts_core.exec.parallel.state import gather_whole, join_stages
 
         whole = {}
         for name, tensor, like in tensors:
             gathered = gather_whole(tensor, like, self.groups)
-            if self.is_main:
-                whole[name] = gathered.cpu()
-        return whole
+            if self.groups.is_first_of_stage:
+                whole[name] = gathered
+        found = join_stages(whole, self.groups)
+        return {name: tensor.cpu() for name, tensor in found.items()}
 
     def wait(self) -> None:
         """Until every process is here."""

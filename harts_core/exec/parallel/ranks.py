@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from harts_core.exec.model.spec import WHOLE_MODEL, Stage
+from harts_core.plan.schedule.pipeline import ScheduleKind, pipeline_schedule
 from harts_core.plan.schedule.units import Event, UnitLinks, unit_events, unit_links
 
 if TYPE_CHECKING:
     from harts_core.exec.model.moe_losses import RouterSums
     from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.parallel.unit_pipe import Transfers
     from harts_core.exec.step_data import StepData
     from harts_core.plan.bundle import PlanBundle
 
@@ -25,18 +28,44 @@ class LocalWork:
     Attributes:
         bundle: the plan.
         links: who imports from whom.
-        units: unit ids in forward order.
+        units: unit ids in forward order, for each replica.
         lockstep: other ranks run the same events with other units, so every backward goes through all layers.
+        stage: which stage of a pipeline the rank is.
+        schedule: of the pipeline.
+        transfers: with the stages before and after; None: the model is whole.
     """
 
     bundle: PlanBundle
     links: UnitLinks
-    units: tuple[int, ...]
+    units: dict[int, tuple[int, ...]]
     lockstep: bool = False
+    stage: Stage = WHOLE_MODEL
+    schedule: ScheduleKind = "harts"
+    transfers: Transfers | None = None
+
+    @property
+    def num_units(self) -> int:
+        """Units of all the rank's replicas."""
+        return sum(map(len, self.units.values()))
 
     def events(self, *, training: bool = True) -> tuple[Event, ...]:
-        """What to run, in order."""
-        return unit_events(self.links, self.units, training=training)
+        """What to run, in order: replica after replica."""
+        return tuple(event for replica in self.units for event in self._events(replica, training))
+
+    def _events(self, replica: int, training: bool) -> tuple[Event, ...]:
+        units = self.units[replica]
+        if self.stage.count == 1:
+            return unit_events(self.links, units, training=training)
+        schedule = pipeline_schedule(
+            self.bundle,
+            num_stages=self.stage.count,
+            replica=replica,
+            kind=self.schedule,
+            units=units,
+            links=self.links,
+            training=training,
+        )
+        return schedule.stages[self.stage.index]
 
 
 @dataclass(slots=True)
@@ -82,7 +111,10 @@ class Ranks(Protocol):
         """The step's loss and metrics over all ranks."""
 
     def sum_router(self, sums: RouterSums | None, shape: tuple[int, int]) -> RouterSums | None:
-        """Router statistics over all ranks. Shape: layers with experts, experts."""
+        """Router statistics of this rank's layers over all ranks. Shape: layers with experts, experts."""
+
+    def router_metrics(self, sums: RouterSums | None) -> dict[str, float]:
+        """``RouterSums.metrics`` of all layers, from what ``sum_router`` gave; empty without experts."""
 
     def finish_gradients(self, optimizer: Optimizer) -> float:
         """Sum the gradients over the ranks, in place; their global norm."""
@@ -95,7 +127,9 @@ class OneProcess:
 
     def work(self, data: StepData) -> LocalWork:
         """All units."""
-        return LocalWork(bundle=data.bundle, links=unit_links(data.bundle), units=data.units)
+        replica = data.bundle.units.replica
+        units = {d: tuple(u for u in data.units if replica[u] == d) for d in range(data.bundle.dp)}
+        return LocalWork(bundle=data.bundle, links=unit_links(data.bundle), units=units)
 
     def sum_step(self, sums: StepSums) -> StepSums:
         """They are complete."""
@@ -104,6 +138,10 @@ class OneProcess:
     def sum_router(self, sums: RouterSums | None, shape: tuple[int, int]) -> RouterSums | None:
         """They are complete."""
         return sums
+
+    def router_metrics(self, sums: RouterSums | None) -> dict[str, float]:
+        """This process has all layers."""
+        return {} if sums is None else sums.metrics()
 
     def finish_gradients(self, optimizer: Optimizer) -> float:
         """They are complete."""

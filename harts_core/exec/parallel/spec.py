@@ -48,7 +48,7 @@ def parallel_spec(groups: Groups) -> ModelSpec:
         return found
 
     if size == 1:
-        return replace(LOCAL_SPEC, experts=experts, shard_of=shard_of)
+        return replace(LOCAL_SPEC, experts=experts, shard_of=shard_of, stage=groups.stage)
 
     def enter(x: Tensor) -> Tensor:
         gathered: Tensor
@@ -77,6 +77,7 @@ def parallel_spec(groups: Groups) -> ModelSpec:
         mark_shared=mark_partial,
         mark_rows=mark_partial if parallel.sp else LOCAL_SPEC.mark_rows,
         shard_of=shard_of,
+        stage=groups.stage,
     )
 
 

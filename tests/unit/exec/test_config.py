@@ -77,7 +77,10 @@ def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path
         ("[objective]\nbalance_loss_coef = -1.0\n", "balance_loss_coef must not be negative"),
         ("[objective]\nbalance_loss = 'sequence'\n", 'balance_loss = "sequence" is not available'),
         ("[objective]\nbalance_loss = 'group'\n", "must be one of batch, sequence"),
-        ("[parallel]\npp = 2\n", "pp = 2 is not available"),
+        (
+            "[parallel]\ndp = 2\nep = 2\nschedule = 'backward-first'\n",
+            "not available where ep spans replicas",
+        ),
         ("[parallel]\nsp = true\n", "sp = true needs tp > 1"),
         ("[parallel]\ndp = 3\nep = 2\n", "ep = 2 does not divide dp · tp = 3"),
         ("[parallel]\ndp = 0\n", "dp must be at least 1"),
