@@ -59,19 +59,19 @@ class CacheSettings:
 
 
 class CachedTensors:
-    """Tensors that live and move together: a block's values, or its gradient."""
+    """Tensors that live and move together: a block's values, or its gradient.
 
-    __slots__ = ("_device", "_host", "_tensors")
+    Attributes:
+        num_bytes: their size, wherever they are.
+    """
+
+    __slots__ = ("_device", "_host", "_tensors", "num_bytes")
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._tensors: list[Tensor] = list(tensors)
         self._host: list[Tensor] = []
         self._device = device
-
-    @property
-    def num_bytes(self) -> int:
-        """Their size, wherever they are."""
-        return sum(t.numel() * t.element_size() for t in self._tensors or self._host)
+        self.num_bytes = sum(t.numel() * t.element_size() for t in tensors)
 
     @property
     def on_host(self) -> bool:
