@@ -84,7 +84,7 @@ def ingest(
         group_size=group_size,
         group_by_prompt=group_by_prompt,
         reward_key=reward_key,
-        max_record_bytes=int(max_record_mib * 2**20),
+        max_record_mib=max_record_mib,
         **choices,
     )
     with progress_bar() as progress:

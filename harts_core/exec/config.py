@@ -22,6 +22,8 @@ from harts_core.errors import ConfigError
 
 T = TypeVar("T")
 
+MAX_THREADS = 1024
+
 Dtype = Literal["float32", "bfloat16", "float64"]
 Recompute = Literal["none", "layer"]
 LinearCalls = Literal["rounds", "levels", "nodes", "no-replay"]
@@ -223,6 +225,7 @@ class RuntimeSection:
 
     def __post_init__(self) -> None:
         _require(self.head_block_rows >= 1, "[runtime] head_block_rows must be at least 1")
+        _require(self.threads <= MAX_THREADS, f"[runtime] threads must be at most {MAX_THREADS}")
         _require(self.keep_checkpoints >= 1, "[runtime] keep_checkpoints must be at least 1")
         for name in ("memory_budget_bytes", "cache_block_tokens", "threads", "checkpoint_every"):
             _require(getattr(self, name) >= 0, f"[runtime] {name} must not be negative")

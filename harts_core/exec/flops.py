@@ -47,7 +47,7 @@ def unit_flops(config: ModelConfig, layout: UnitLayout) -> UnitFlops:
     """Operations of one unit's forward and log-probabilities."""
     num_mla = sum(config.is_mla(i) for i in range(config.num_hidden_layers))
     num_kda = config.num_hidden_layers - num_mla
-    weights = num_kda * _kda_weights(config) + num_mla * _mla_weights(config)
+    weights = num_kda * kda_weights(config) + num_mla * mla_weights(config)
     pair = 2 * config.num_attention_heads * (config.qk_head_dim + config.v_head_dim)
     ffn = sum(_ffn_weights(config, i) for i in range(config.num_hidden_layers))
     return UnitFlops(
@@ -69,13 +69,14 @@ def causal_pairs(layout: UnitLayout) -> int:
     return pairs
 
 
-def _kda_weights(config: ModelConfig) -> int:
-    """q, k, v, f, g and output matrices, and β's."""
+def kda_weights(config: ModelConfig) -> int:
+    """Matrix entries of a KDA layer: q, k, v, f, g and output matrices, and β's."""
     width = config.num_attention_heads * config.head_dim
     return config.hidden_size * (6 * width + config.num_attention_heads)
 
 
-def _mla_weights(config: ModelConfig) -> int:
+def mla_weights(config: ModelConfig) -> int:
+    """Matrix entries of an MLA layer: queries, keys and values, gates and output."""
     hidden, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
     query = heads * config.qk_head_dim
     rank = config.q_lora_rank

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from harts_core.errors import MissingBackendError
 from harts_core.exec.config import RuntimeSection
 from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.model_size import check_model_fits
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def load_model(
     weights: HfCheckpoint | None,
     runtime: RuntimeSection,
     spec: ModelSpec | None = None,
+    *,
+    training: bool = False,
+    num_processes: int = 1,
 ) -> tuple[HybridModel, dict[str, Tensor]]:
     """Build a model on its device: with a checkpoint's weights, or freshly initialised from the seed.
 
@@ -59,6 +63,8 @@ def load_model(
         weights: the checkpoint to load, if any.
         runtime: the ``[runtime]`` table.
         spec: the parts of the model; None: those of a single process.
+        training: whether gradients and an optimizer's state will be held, too.
+        num_processes: that share the model.
 
     Returns:
         The model, and the checkpoint's tensors that it does not use.
@@ -66,6 +72,7 @@ def load_model(
     Raises:
         DataError: the weights do not fit the model.
         MissingBackendError: the linear-attention backend cannot run here.
+        ExecError: more weights than there is memory.
     """
     import torch
 
@@ -73,6 +80,7 @@ def load_model(
     from harts_core.exec.model.spec import LOCAL_SPEC
     from harts_core.exec.weights.hf_checkpoint import load_weights
 
+    check_model_fits(config, runtime, training=training, num_processes=num_processes)
     model = HybridModel(
         config,
         dtype=getattr(torch, runtime.dtype),

@@ -55,7 +55,10 @@ def resolve_model_config(
                 where=where,
                 hint='set [model] preset = "cpu-moe", or pass --checkpoint DIR',
             )
-        return ModelConfig.from_dict({**base, **overrides})
+        try:
+            return ModelConfig.from_dict({**base, **overrides})
+        except ConfigError as error:
+            raise ConfigError(error.what, where=f"{where}, [model]", hint=error.hint) from None
     loaded = checkpoint.to_dict()
     for key, value in {**base, **overrides}.items():
         if key in COMPUTED and loaded[key] != value:

@@ -271,7 +271,14 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Tra
             where=str(setup.resume_from),
             hint="resume with the same plans in the same order",
         )
-    model, extra_tensors = load_model(setup.model, setup.weights, runtime, job.spec)
+    model, extra_tensors = load_model(
+        setup.model,
+        setup.weights,
+        runtime,
+        job.spec,
+        training=True,
+        num_processes=setup.config.parallel.num_processes,
+    )
     optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
     if setup.resume_from is not None:
         restore_optimizer(setup.resume_from, optimizer, job.spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 from harts_core.errors import ConfigError
 from harts_core.trees.formats import rows
 from harts_core.trees.group_advantages import ADVANTAGE_KINDS, AdvantageKind
+
+MAX_VOCAB_SIZE = 2**31 - 1
+"""Token ids are int32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class IngestOptions:
         on_bad_record: "error" stops at the first; "skip" counts them.
         on_nonfinite: "error", or "drop": those positions are not trained.
         duplicate_ids: "error", or "suffix": repeats are renamed ``id~2``, ….
-        max_record_bytes: longest JSON line or document.
+        max_record_mib: longest JSON line or document, in MiB.
     """
 
     format: str | None = None
@@ -45,7 +49,7 @@ class IngestOptions:
     on_bad_record: Literal["error", "skip"] = "error"
     on_nonfinite: Literal["error", "drop"] = "error"
     duplicate_ids: Literal["error", "suffix"] = "error"
-    max_record_bytes: int = 256 * 2**20
+    max_record_mib: float = 256.0
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
@@ -58,10 +62,16 @@ class IngestOptions:
             if getattr(self, name) not in allowed:
                 options = " or ".join(str(a) for a in allowed if a)
                 raise ConfigError(f"{getattr(self, name)!r} is not {options}", where=option_name(name))
-        for name in ("vocab_size", "group_size", "max_record_bytes"):
+        for name in ("vocab_size", "group_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError("must be at least 1", where=option_name(name))
+        if not 0 < self.max_record_mib < math.inf:
+            raise ConfigError(
+                f"must be a positive number, not {self.max_record_mib}", where=option_name("max_record_mib")
+            )
+        if self.vocab_size is not None and self.vocab_size > MAX_VOCAB_SIZE:
+            raise ConfigError(f"must be at most {MAX_VOCAB_SIZE}", where=option_name("vocab_size"))
         if sum([self.group_key is not None, self.group_size is not None, self.group_by_prompt]) > 1:
             raise ConfigError("--group-key, --group-size and --group-by-prompt exclude each other")
         for name in self.fields:
@@ -69,6 +79,11 @@ class IngestOptions:
                 raise ConfigError(
                     f"no field {name!r}", where="--map", hint="one of " + ", ".join(rows.ALIASES)
                 )
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Longest JSON line or document, in bytes."""
+        return min(max(1, int(self.max_record_mib * 2**20)), 2**62)
 
 
 def option_name(name: str) -> str:

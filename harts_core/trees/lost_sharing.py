@@ -2,9 +2,9 @@
 
 Two exact definitions, both on the finished tree:
 
-``step``: rows a, b of one rollout with consecutive step indices present (a the earlier). A step's context is
-    everything before it, so a should be a prefix of b (or b of a). They lose sharing when they part before
-    either ends; lost tokens = min(length) − LCP.
+``step``: rows a, b of one rollout with consecutive step indices present (a the earlier; of several branches
+    the one that b shares most with). A step's context is everything before it, so a should be a prefix of b
+    (or b of a). They lose sharing when they part before either ends; lost tokens = min(length) − LCP.
 ``prompt``: neighbouring rows of one group, both without a step index, that part before either has a trained
     position. Rows of a group answer one prompt; lost tokens = min(first trained position) − LCP.
 """
@@ -121,18 +121,27 @@ def _stepwise(tree: RolloutTree) -> npt.NDArray[np.bool_]:
 def _step_pairs(
     tree: RolloutTree, rollout_ids: Sequence[str], stepwise: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    rows = np.flatnonzero(stepwise).tolist()
-    if tree.step is None or not rows:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    step = tree.step.tolist()
-    rows.sort(key=lambda r: (tree.group_id[r], rollout_ids[r], step[r], r))
-    pairs = [
-        (a, b)
-        for a, b in itertools.pairwise(rows)
-        if tree.group_id[a] == tree.group_id[b] and rollout_ids[a] == rollout_ids[b] and step[a] < step[b]
-    ]
-    table = np.array(pairs, np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
+    """Every row with the row of the step before that it shares most with: a neighbour in token order."""
+    steps: dict[tuple[str, str], dict[int, list[int]]] = {}
+    index = np.zeros(tree.num_rows, np.int32) if tree.step is None else tree.step
+    for row in np.flatnonzero(stepwise).tolist():
+        rollout = steps.setdefault((tree.group_id[row], rollout_ids[row]), {})
+        rollout.setdefault(int(index[row]), []).append(row)
+    before: list[npt.NDArray[np.int64]] = [np.empty((0, 3), np.int64)]
+    for rollout in steps.values():
+        for earlier, later in itertools.pairwise(sorted(rollout)):
+            a, b = np.array(rollout[earlier]), np.array(rollout[later])
+            at = np.searchsorted(a, b)
+            before.append(np.stack([a[np.maximum(at - 1, 0)], a[np.minimum(at, len(a) - 1)], b], 1))
+    left, right, b = np.concatenate(before).T
+    nearer = _parted(tree, left, b) <= _parted(tree, right, b)
+    return np.where(nearer, left, right), b
+
+
+def _parted(tree: RolloutTree, a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64, tokens of the shorter row that the other does not share, elementwise."""
+    shared = _shared_tokens(tree, np.minimum(a, b), np.maximum(a, b))
+    return np.asarray(np.minimum(tree.length[a], tree.length[b]) - shared, np.int64)
 
 
 def _lossy(a: Any, b: Any, shared: Any, lost: Any) -> tuple[npt.NDArray[np.int64], ...]:

@@ -48,6 +48,7 @@ def integer_array(value: Any, field: str, where: str, findings: Findings) -> npt
         DataError: a value is not an integer.
     """
     array = flat_array(value, field, where)
+    _refuse_booleans(value, field, where)
     if array.dtype.kind == "i":
         return array
     if array.dtype.kind == "u":
@@ -81,6 +82,16 @@ def integer_array(value: Any, field: str, where: str, findings: Findings) -> npt
     return out
 
 
+def _refuse_booleans(value: Any, field: str, where: str) -> None:
+    """numpy reads True as 1 where a list holds numbers too."""
+    if isinstance(value, np.ndarray):
+        return
+    items = value_items(value)
+    if bool in set(map(type, items)):
+        at = next(i for i, item in enumerate(items) if isinstance(item, bool))
+        raise DataError(f"{field} holds {items[at]} at index {at}, which is not a number", where=where)
+
+
 def value_items(value: Any) -> list[Any]:
     """The items of a list, array or [1, T] nesting, with their own types."""
     items = list(value)
@@ -101,6 +112,7 @@ def float_array(value: Any, field: str, where: str, findings: Findings) -> npt.N
         DataError: a value is not a number.
     """
     array = flat_array(value, field, where)
+    _refuse_booleans(value, field, where)
     if array.dtype.kind in "fiu":
         return array.astype(np.float64, copy=False)
     items = [v.item() if isinstance(v, np.generic) else v for v in value_items(value)]
@@ -138,7 +150,7 @@ def mask_array(value: Any, field: str, where: str, findings: Findings) -> npt.ND
     array = flat_array(value, field, where)
     if array.dtype.kind == "b":
         return array
-    if array.dtype.kind == "f":  # 0.0 and 1.0 are what float masks hold; no warning
+    if array.dtype.kind in "fiu":  # 0.0 and 1.0 are what float masks hold; no warning
         numbers: npt.NDArray[Any] = array
     elif array.dtype.kind == "O" and all(isinstance(v, bool) or v in (0, 1) for v in array.tolist()):
         return array.astype(np.bool_)

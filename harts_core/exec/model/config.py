@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -21,6 +22,10 @@ ALIASES = {
     "linear_head_dim": "head_dim",
 }
 """Other spellings of the same key (transformers writes some of them); read, never written."""
+
+MAX_LAYERS = 10_000
+MAX_WIDTH = 2**31 - 1
+"""Sizes beyond which a number is a slip of the pen."""
 
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": (MODEL_TYPE,),
@@ -176,7 +181,7 @@ class ModelConfig:
                 continue
             if key == "linear_head_dim":  # transformers overwrites head_dim with the rope width on save
                 chosen[name] = values[key]
-            elif chosen.setdefault(name, values[key]) != values[key]:
+            elif (known := chosen.setdefault(name, values[key])) is not values[key] and known != values[key]:
                 raise _bad(key, f"{values[key]!r} contradicts {name} = {chosen[name]!r}")
         missing = [f for f in _REQUIRED if f not in chosen]
         if missing:
@@ -244,6 +249,8 @@ def _check_type(name: str, kind: str, value: Any) -> None:
     elif kind == "float":
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise _bad(name, f"{value!r} is not a number")
+        if not math.isfinite(value):
+            raise _bad(name, f"{value!r} is not finite")
         if name != "kda_lower_bound" and value <= 0:
             raise _bad(name, f"{value!r} must be positive")
     elif kind.startswith("int"):
@@ -253,6 +260,8 @@ def _check_type(name: str, kind: str, value: Any) -> None:
             raise _bad(name, f"{value!r} is not a whole number")
         if value < (0 if name in _NON_NEGATIVE else 1):
             raise _bad(name, f"{value} is too small")
+        if value > (limit := MAX_LAYERS if name == "num_hidden_layers" else MAX_WIDTH):
+            raise _bad(name, f"{value} is more than {limit}")
 
 
 def _rope_theta(rope: Any, plain: float | None) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harts_core.errors import CorruptFileError, DataError
+from harts_core.errors import ConfigError, CorruptFileError, DataError
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.weights.safetensors_header import TensorInfo, read_header
 
@@ -69,7 +69,10 @@ def read_hf_checkpoint(path: Path) -> HfCheckpoint:
             where=str(path),
             hint="name a folder with config.json and model.safetensors",
         )
-    config = ModelConfig.from_dict(_read_json(path / CONFIG))
+    try:
+        config = ModelConfig.from_dict(_read_json(path / CONFIG))
+    except ConfigError as error:
+        raise ConfigError(error.what, where=str(path / CONFIG), hint=error.hint) from None
     if (path / INDEX).is_file():
         return HfCheckpoint(path=path, config=config, tensors=_read_shards(path))
     if not (path / SINGLE).is_file():

@@ -59,7 +59,8 @@ def chat_rows(chat: Chat, sampling: str | None) -> Iterator[ChatRow]:
 
     trajectory, tree: one row per root-to-leaf path, every trained message of it.
     step: one row per trained message of every path, up to and including it; only that message trained.
-    tree-step: one row per trained node; a node that several paths share comes once.
+    tree-step: one row per trained node; a node that several paths share comes once. A row's step is the
+    number of trained messages before its own.
 
     Raises:
         ConfigError: another sampling.
@@ -74,7 +75,9 @@ def chat_rows(chat: Chat, sampling: str | None) -> Iterator[ChatRow]:
     trained = frozenset(i for i, m in enumerate(chat.messages) if m.trained)
     if sampling == "tree-step":
         for node in sorted(trained):
-            yield ChatRow(nodes=_path(chat, node), trained=frozenset([node]), branch=f"n{node}", step=None)
+            path = _path(chat, node)
+            step = sum(before in trained for before in path) - 1
+            yield ChatRow(nodes=path, trained=frozenset([node]), branch=f"n{node}", step=step)
         return
     inner = set(chat.parents)
     leaves = [i for i in range(len(chat.messages)) if i not in inner]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harts_core.errors import DataError
+from harts_core.files import PIPE_HINT
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc", ".pt", ".traj")
 COMPRESSIONS = (".gz", ".zst")
@@ -36,7 +37,7 @@ def expand_sources(arguments: Sequence[str | Path]) -> tuple[list[Source], list[
     directory only files with a known suffix are rollouts.
 
     Raises:
-        DataError: a path does not exist, nothing matches, or a file is named twice.
+        DataError: a path does not exist or is a pipe, nothing matches, or a file is named twice.
     """
     taken: list[Source] = []
     aside: list[Source] = []
@@ -57,6 +58,8 @@ def expand_sources(arguments: Sequence[str | Path]) -> tuple[list[Source], list[
                 )
             taken += known
             aside += [s for s in found if not _has_known_suffix(s.path)]
+        elif str(argument) == "-" or (path.exists() and not path.is_file()):
+            raise DataError("not a regular file", where=str(argument), hint=PIPE_HINT)
         elif path.exists():
             taken.append(Source(path=path, name=path.name))
         elif glob.has_magic(str(argument)):

@@ -110,7 +110,7 @@ class WorkloadSpec:
             value = getattr(self, name)
             if value < minimum:
                 raise ConfigError(f"{name} is {value}, it must be at least {minimum}", where=name)
-        if self.vocab_size > 2**31:
+        if self.vocab_size >= 2**31:
             raise ConfigError(f"vocab_size is {self.vocab_size}, token ids are int32", where="vocab_size")
         if self.max_length * self.length_scale > MAX_ROW_TOKENS:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +346,32 @@ def test_numbers_keep_their_bits(tmp_path: Path, rng: np.random.Generator) -> No
     assert tree.advantages is not None
     np.testing.assert_array_equal(tree.old_logprobs[0], values)
     np.testing.assert_array_equal(tree.advantages[0], values)
+
+
+@pytest.mark.parametrize("tokens", [[True, 2, 3], [1, 2, False], [[1, True, 3]]])
+def test_booleans_are_no_token_ids(tmp_path: Path, tokens: list[Any]) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", [row(tokens=tokens)])
+    with pytest.raises(DataError, match=r"tokens holds (True|False) at index \d, which is not a number"):
+        ingest([path])
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "where"),
+    [
+        ({"max_record_mib": float("nan")}, "must be a positive number, not nan", "--max-record-mib"),
+        ({"max_record_mib": -1.0}, "must be a positive number, not -1.0", "--max-record-mib"),
+        ({"vocab_size": 2**31}, "must be at most 2147483647", "--vocab-size"),
+    ],
+)
+def test_limits_name_their_option(options: dict[str, Any], message: str, where: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        IngestOptions(**options)
+    assert error.value.where == where
+
+
+def test_pipes_are_no_sources(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for source in (tmp_path / "pipe", "-"):
+        with pytest.raises(DataError, match="not a regular file") as error:
+            ingest([source])
+        assert "write the data to a file" in str(error.value.hint)

@@ -67,12 +67,11 @@ def test_damaged_files_name_file_and_line_or_are_skipped(tmp_path: Path, name: s
     content, message, place = damaged_files(tmp_path)[name]
     (tmp_path / name).write_bytes(content)
     good = write_jsonl(tmp_path / "good.jsonl", [row(trajectory_id="good")])
-    limit = 2**19
     with pytest.raises(DataError, match=message) as error:
-        ingest([tmp_path / name, good], IngestOptions(max_record_bytes=limit))
+        ingest([tmp_path / name, good], IngestOptions(max_record_mib=0.5))
     assert error.value.where is not None
     assert error.value.where.startswith(name + place)
-    options = IngestOptions(max_record_bytes=limit, on_bad_record="skip")
+    options = IngestOptions(max_record_mib=0.5, on_bad_record="skip")
     tree, report = ingest([tmp_path / name, good], options)
     assert "good" in tree.trajectory_id
     assert report.dropped["bad record"].count == 1

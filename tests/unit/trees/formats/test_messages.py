@@ -185,8 +185,12 @@ def test_search_trees(tmp_path: Path, model: Path) -> None:
         "rows.jsonl:1/1": (prompt + "hm<|im_end|>" + between + second, ["hm<|im_end|>", second]),
     }
     assert (report.rollouts, report.roots) == (1, 1)
-    tree, _ = ingest_rows(tmp_path, [search()], tokenizer=str(model), sampling="tree-step")
+    tree, report = ingest_rows(tmp_path, [search()], tokenizer=str(model), sampling="tree-step")
     assert sorted(t[1][0] for t in texts(tree, model).values()) == sorted([first, "hm<|im_end|>", second])
+    assert tree.step is not None
+    trained = [parts[0] for _, parts in texts(tree, model).values()]
+    assert dict(zip(trained, tree.step.tolist(), strict=True)) == {first: 0, "hm<|im_end|>": 0, second: 1}
+    assert (report.stepwise_rows, report.rollouts, report.lost_sharing.step_pairs) == (3, 1, 0)
     tree, _ = ingest_rows(tmp_path, [search()], tokenizer=str(model), sampling="step")
     assert set(tree.trajectory_id) == {"rows.jsonl:1/0#0", "rows.jsonl:1/1#0", "rows.jsonl:1/1#1"}
 
