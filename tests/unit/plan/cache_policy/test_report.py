@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -80,5 +81,12 @@ def test_row_bytes_of_a_rank() -> None:
     assert sizes.keys == 2 * half.keys
     assert sizes.states == 2 * half.states
     assert sizes.hidden == half.hidden
+    config = PRESETS["ling-3.0-tiny"]
+    stages = [
+        cache_row_bytes(config, "bfloat16", layers=range(5), has_head=False),
+        cache_row_bytes(config, "bfloat16", layers=range(5, config.num_hidden_layers)),
+    ]
+    for f in fields(sizes):
+        assert getattr(sizes, f.name) == sum(getattr(stage, f.name) for stage in stages)
     assert sizes.keys_gradient == 2 * sizes.keys
     assert sizes.states_gradient == sizes.states
