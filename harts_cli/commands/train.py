@@ -36,7 +36,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model on plans: one optimizer step per plan, or num_minibatches of them."""
-    from harts_cli.output import print_json, print_line, progress_bar
+    from harts_cli.output import print_json, print_line, progress_bar, warn
     from harts_core.exec.run import RunOptions, state_of_run, train_run
 
     options = RunOptions(
@@ -54,6 +54,7 @@ def train(
                 options,
                 progress=progress,
                 on_step=lambda metrics: None if json_output else print_line(_line(metrics)),
+                on_warning=warn,
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(state_of_run(out)) from None

@@ -11,9 +11,11 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harts_core.errors import ConfigError, CorruptFileError, DataError
 from harts_core.exec.weights.hf_checkpoint import read_part, write_hf_checkpoint
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from harts_core.exec.model.spec import ModelSpec
     from harts_core.exec.optimizer import Optimizer
     from harts_core.exec.parallel.job import Job
+
+T = TypeVar("T")
 
 FORMAT = "harts-checkpoint"
 VERSION = 1
@@ -63,6 +67,18 @@ class RunState:
 def checkpoint_name(step: int) -> str:
     """The folder name of a checkpoint."""
     return f"step-{step:06d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's folder name.
+
+    Raises:
+        ValueError: another name.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path} is not named like a checkpoint")
+    return int(match[1])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -139,24 +155,44 @@ def read_state(path: Path) -> RunState:
         if values["format"] != FORMAT or values["version"] != VERSION:
             raise ValueError(f"format {values['format']}, version {values['version']}")
         state = RunState(
-            step=int(values["step"]),
-            seed=int(values["seed"]),
-            dtype=str(values["dtype"]),
-            plans=tuple(map(str, values["plans"])),
+            step=_as(int, values["step"]),
+            seed=_as(int, values["seed"]),
+            dtype=_as(str, values["dtype"]),
+            plans=tuple(_as(str, plan) for plan in values["plans"]),
         )
         hashes = dict(values["files"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError(f"not the state of a checkpoint ({error})", where=str(file)) from error
+    if path.name != checkpoint_name(state.step):
+        raise CorruptFileError(f"{STATE} is of step {state.step}, the folder of another", where=str(path))
     for name, expected in hashes.items():
         if Path(name).name != name or not (path / name).is_file():
             raise CorruptFileError("the checkpoint lacks a file", where=str(path / name))
         if sha256_file(path / name) != expected:
-            raise CorruptFileError(
-                f"the file does not match its hash in {STATE}",
-                where=str(path / name),
-                hint="remove this checkpoint; the run then resumes from the one before",
-            )
+            raise CorruptFileError(f"the file does not match its hash in {STATE}", where=str(path / name))
     return state
+
+
+def _as(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not {kind.__name__}")
+    return value
+
+
+@contextmanager
+def falling_back(path: Path | None) -> Iterator[None]:
+    """Add to what is wrong with the checkpoint that a run resumes from how to do without it.
+
+    Args:
+        path: the checkpoint; None: the run does not resume, and errors pass unchanged.
+    """
+    try:
+        yield
+    except (DataError, ConfigError) as error:
+        if path is None:
+            raise
+        hint = f"remove {path}: --resume then continues from the checkpoint before it, or starts again"
+        raise type(error)(error.what, where=error.where, hint=hint) from error
 
 
 def restore_optimizer(path: Path, optimizer: Optimizer, spec: ModelSpec) -> None:

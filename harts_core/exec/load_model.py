@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from harts_core.errors import MissingBackendError
 from harts_core.exec.config import RuntimeSection
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.model_size import check_model_fits
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ def load_model(
 
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.model.spec import LOCAL_SPEC
+    from harts_core.exec.model_size import check_model_fits
     from harts_core.exec.weights.hf_checkpoint import load_weights
 
     check_model_fits(config, runtime, training=training, num_processes=num_processes)

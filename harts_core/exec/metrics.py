@@ -91,10 +91,19 @@ class MetricsLog:
             os.fsync(f.fileno())
 
 
+def num_logged(path: Path) -> int:
+    """Steps in a metrics file; 0 where there is none.
+
+    Raises:
+        CorruptFileError: as ``MetricsLog``.
+    """
+    return len({step for step, _ in _read_lines(path)})
+
+
 def _read_lines(path: Path) -> list[tuple[int, str]]:
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     complete, cut_off = lines[:-1], lines[-1]
     del cut_off  # the process was killed while writing it
     records = []

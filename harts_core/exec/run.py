@@ -100,6 +100,7 @@ def train_run(
     *,
     progress: Progress = no_progress,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+    on_warning: Callable[[str], None] = lambda sentence: None,
 ) -> RunResult:
     """Train, logging each step and writing checkpoints. Nothing is written before everything was checked.
 
@@ -107,6 +108,7 @@ def train_run(
         options: what to do.
         progress: called with the phases ``steps`` and ``units``.
         on_step: called with each step's metrics.
+        on_warning: called with each sentence about a resumed run that its user should know.
 
     Raises:
         ConfigError: the configuration or the options are wrong, or the run folder holds another run.
@@ -118,6 +120,9 @@ def train_run(
     setup = _check_options(options)
     steps, plans = _read_steps(options, setup)
     check_backend(setup.config.runtime, "training")
+    if setup.launch.is_main:
+        for sentence in _resume_warnings(options, setup):
+            on_warning(sentence)
     from harts_core.exec.parallel.job import join_job
 
     with join_job(setup.config.parallel, setup.launch, setup.config.runtime.device) as job:
@@ -179,9 +184,25 @@ def state_of_run(out: Path) -> str:
     return f"{out} has no checkpoint yet" if out.is_dir() else "nothing was written"
 
 
+def _resume_warnings(options: RunOptions, setup: _Setup) -> list[str]:
+    """What a resumed run does otherwise than its command line or its folder suggest."""
+    from harts_core.exec.checkpoint import step_of
+    from harts_core.exec.metrics import num_logged
+
+    if setup.resume_from is None:
+        return []
+    done, logged = step_of(setup.resume_from), num_logged(options.out / METRICS)
+    sentences = []
+    if options.checkpoint is not None:
+        sentences.append(f"the run continues from {setup.resume_from}; --checkpoint is not used")
+    if logged < done:
+        sentences.append(f"{options.out / METRICS} has {logged} of the {done} steps done")
+    return sentences
+
+
 def _check_options(options: RunOptions) -> _Setup:
     """Everything that needs neither torch nor the trees."""
-    from harts_core.exec.checkpoint import check_same_config, list_checkpoints
+    from harts_core.exec.checkpoint import check_same_config, falling_back, list_checkpoints
 
     config = read_config(options.config)
     where = str(options.config)
@@ -205,7 +226,8 @@ def _check_options(options: RunOptions) -> _Setup:
         )
     checkpoints = list_checkpoints(options.out / CHECKPOINTS)
     source = checkpoints[-1] if checkpoints else options.checkpoint
-    weights = None if source is None else read_hf_checkpoint(source)
+    with falling_back(checkpoints[-1] if checkpoints else None):
+        weights = None if source is None else read_hf_checkpoint(source)
     model = resolve_model_config(config.model, None if weights is None else weights.config, where)
     check_model_degrees(config.parallel, model, where)
     resolved = {
@@ -258,30 +280,37 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
 def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Trainer, dict[str, Tensor]]:
     """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
     from harts_core.exec.blocks import CacheSettings
-    from harts_core.exec.checkpoint import read_state, restore_optimizer
+    from harts_core.exec.checkpoint import falling_back, read_state, restore_optimizer
     from harts_core.exec.model.moe_losses import RouterTerms
     from harts_core.exec.optimizer import Optimizer
     from harts_core.exec.trainer import Trainer
 
     runtime = setup.config.runtime
-    state = None if setup.resume_from is None else read_state(setup.resume_from)
+    with falling_back(setup.resume_from):
+        state = None if setup.resume_from is None else read_state(setup.resume_from)
+        if state is not None and (state.seed, state.dtype) != (runtime.seed, runtime.dtype):
+            raise CorruptFileError(
+                f"the checkpoint is of seed {state.seed} in {state.dtype}, not of this run",
+                where=str(setup.resume_from),
+            )
     if state is not None and state.plans != plans:
         raise InvalidPlanError(
             "the plans are not those of the run",
             where=str(setup.resume_from),
             hint="resume with the same plans in the same order",
         )
-    model, extra_tensors = load_model(
-        setup.model,
-        setup.weights,
-        runtime,
-        job.spec,
-        training=True,
-        num_processes=setup.config.parallel.num_processes,
-    )
-    optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
-    if setup.resume_from is not None:
-        restore_optimizer(setup.resume_from, optimizer, job.spec)
+    with falling_back(setup.resume_from):
+        model, extra_tensors = load_model(
+            setup.model,
+            setup.weights,
+            runtime,
+            job.spec,
+            training=True,
+            num_processes=setup.config.parallel.num_processes,
+        )
+        optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
+        if setup.resume_from is not None:
+            restore_optimizer(setup.resume_from, optimizer, job.spec)
     terms = setup.config.objective
     trainer = Trainer(
         model,

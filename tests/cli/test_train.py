@@ -93,7 +93,7 @@ def test_mistakes_end_in_a_message_and_leave_nothing(tmp_path: Path) -> None:
         ({"--tree": other}, 4, "the plan is for another rollout tree"),
         ({"--tree": tmp_path / "absent.arrow"}, 3, "no such file"),
         ({"--out": full}, 2, "the run folder is not empty"),
-        ({"--out": tmp_path / "a" / "b"}, 3, "parent folder does not exist"),
+        ({"--out": tmp_path / "a" / "b"}, 3, "the output folder does not exist"),
         ({"--checkpoint": tmp_path}, 3, "not a checkpoint: no config.json"),
     ]
     for changes, code, message in cases:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harts_core.errors import ConfigError, CorruptFileError, DataError, InvalidPlanError
+from harts_core.errors import ConfigError, HartsError, InvalidPlanError
 from harts_core.exec.checkpoint import list_checkpoints, read_state
 from harts_core.exec.run import RunOptions, RunResult, train_run
 from tests.support_train import write_config, write_inputs
@@ -103,26 +103,67 @@ def test_a_cut_off_write_is_ignored_and_removed(tmp_path: Path) -> None:
     assert records[2]["loss"] == straight.steps[2].loss
 
 
-def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     write_config(tmp_path)
     path = train(tmp_path, "run", steps=1).checkpoint
     assert read_state(path).step == 1
-    file = path / "optimizer.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(CorruptFileError, match="does not match its hash"):
-        train(tmp_path, "run", steps=2, resume=True)
-    file.unlink()
-    with pytest.raises(CorruptFileError, match="lacks a file"):
-        read_state(path)
-    (path / "state.json").write_text("{}")
-    with pytest.raises(CorruptFileError, match="not the state of a checkpoint"):
-        read_state(path)
-    (path / "state.json").unlink()
-    with pytest.raises(DataError, match=r"no state\.json"):
-        read_state(path)
+    whole = {p.name: p.read_bytes() for p in path.iterdir()}
+    state = json.loads(whole["state.json"])
+
+    def flipped(name: str) -> bytes:
+        return whole[name][:-1] + bytes([whole[name][-1] ^ 1])
+
+    def changed(**values: object) -> bytes:
+        return json.dumps(state | values).encode()
+
+    damages: list[tuple[str, bytes | None, str]] = [
+        ("optimizer.safetensors", flipped("optimizer.safetensors"), "does not match its hash"),
+        ("optimizer.safetensors", None, "lacks a file"),
+        ("model.safetensors", None, "neither model.safetensors"),
+        ("model.safetensors", b"", "not a safetensors file"),
+        ("config.json", b"{", "not JSON"),
+        ("config.json", b'{"hidden_size": 64}', "The model config lacks"),
+        ("state.json", None, r"no state\.json"),
+        ("state.json", b"{}", "not the state of a checkpoint"),
+        ("state.json", changed(step=2), "state.json is of step 2, the folder of another"),
+        ("state.json", changed(step="1"), "not the state of a checkpoint"),
+        ("state.json", changed(seed=9), "the checkpoint is of seed 9 in float"),
+        ("state.json", changed(dtype="float16"), "in float16, not of this run"),
+    ]
+    for name, content, message in damages:
+        if content is None:
+            (path / name).unlink()
+        else:
+            (path / name).write_bytes(content)
+        with pytest.raises(HartsError, match=message) as error:
+            train(tmp_path, "run", steps=2, resume=True)
+        assert error.value.hint is not None
+        assert error.value.hint.startswith(f"remove {path}: --resume then continues")
+        (path / name).write_bytes(whole[name])
+    assert len(train(tmp_path, "run", steps=2, resume=True).steps) == 1
+
+
+def test_a_resumed_run_says_what_is_missing(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    write_config(tmp_path)
+    path = train(tmp_path, "run", steps=2).checkpoint
+    warnings: list[str] = []
+    options = RunOptions(
+        plans=(tmp_path / "shared",),
+        trees=(tmp_path / "tree.arrow",),
+        config=tmp_path / "train.toml",
+        out=tmp_path / "run",
+        checkpoint=path,
+        resume=True,
+        steps=3,
+    )
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    train_run(options, on_warning=warnings.append)
+    assert warnings == [
+        f"the run continues from {path}; --checkpoint is not used",
+        f"{tmp_path / 'run' / 'metrics.jsonl'} has 0 of the 2 steps done",
+    ]
 
 
 def test_another_configuration_or_plan_is_not_a_resume(tmp_path: Path) -> None:
