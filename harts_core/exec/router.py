@@ -53,7 +53,7 @@ class StepRouter:
     ) -> StepRouter:
         """The router of a step on a model, the loads counted if they are needed."""
         load = None
-        if terms.balance_loss_coef > 0 and model.expert_biases:
+        if terms.balance_loss_coef > 0 and model.config.has_experts:
             counting = cls(RouterTerms(), model.spec, data.original_tokens, None)
             events = work.events(training=False)
             executor = UnitExecutor(
@@ -70,8 +70,7 @@ class StepRouter:
             for event in events:
                 executor.run(event)
             sums = ranks.sum_router(counting.sums, model.routed_shape)
-            assert sums is not None  # a step has units, and this model has experts
-            load = sums.load
+            load = None if sums is None else sums.load  # a stage of a pipeline may have none
         return cls(terms, model.spec, data.original_tokens, load)
 
     def loss(self, forward: UnitForward) -> Tensor | None:

@@ -159,6 +159,7 @@ def _train(
         taken.append(metrics)
         every = runtime.checkpoint_every
         if metrics.step == num_steps or (every and metrics.step % every == 0):
+            job.ranks.at(f"the checkpoint of step {metrics.step}")
             state = RunState(step=metrics.step, seed=runtime.seed, dtype=runtime.dtype, plans=plans)
             save_checkpoint(
                 folder,

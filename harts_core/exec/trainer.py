@@ -178,12 +178,14 @@ class Trainer:
         done = 0
         progress("units", done, work.num_units)
         for event in events:
+            self.ranks.at(f"step {self.steps_done + 1}, {event.kind} of unit {event.unit}")
             executor.run(event)
             if event.kind == "backward":
                 done += 1
                 progress("units", done, work.num_units)
                 if not math.isfinite(self.optimizer.grad_norm()):
                     raise self._not_finite(data, event.unit, "a gradient")
+        self.ranks.at(f"step {self.steps_done + 1}, the sums over the ranks")
         norm = self.ranks.finish_gradients(self.optimizer)
         total = self.ranks.sum_step(sums)
         routed = self.ranks.sum_router(router.sums, self.model.routed_shape)

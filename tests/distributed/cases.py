@@ -25,8 +25,8 @@ from tests.support_windows import nested_bundle
 
 SMALL: dict[str, Any] = {
     "vocab_size": 256,
-    "num_hidden_layers": 3,
-    "layer_group_size": 3,
+    "num_hidden_layers": 4,
+    "layer_group_size": 2,
     "head_dim": 8,
     "q_lora_rank": 12,
 }
@@ -76,7 +76,7 @@ class Result:
 
 
 def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
-    tree = random_tree(case.seed, num_rows=9, max_extend=14)
+    tree = random_tree(case.seed, num_rows=max(9, 2 * case.replicas), max_extend=14)
     slots = 2
     if not case.levels:
         return tree, plan_of(tree, dp=case.replicas, slots=slots)

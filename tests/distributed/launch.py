@@ -40,7 +40,7 @@ def start(arguments: Sequence[str], num_processes: int, *, folder: Path) -> list
     return processes
 
 
-def run(arguments: Sequence[str], num_processes: int, *, folder: Path, timeout_s: float = 300) -> list[int]:
+def run(arguments: Sequence[str], num_processes: int, *, folder: Path, timeout_s: float = 560) -> list[int]:
     """Start, wait for all, return the exit codes; the logs of failed ranks are in the assertion's message."""
     processes = start(arguments, num_processes, folder=folder)
     try:

@@ -27,6 +27,21 @@ TWO = {
 }
 """By name; all run on two processes."""
 
+FOUR = {
+    "dp4": Case(parallel={"dp": 4}, replicas=4, levels=1),
+    "dp2 tp2 sp": Case(parallel={"dp": 2, "tp": 2, "sp": True}),
+    "dp2 tp2 sp ep4": Case(parallel={"dp": 2, "tp": 2, "sp": True, "ep": 4}),
+    "pp2 dp2 ep2": Case(parallel={"pp": 2, "dp": 2, "ep": 2}),
+    "pp2 tp2 sp ep2": Case(parallel={"pp": 2, "tp": 2, "sp": True, "ep": 2}),
+    "pp4": Case(parallel={"pp": 4}),
+    "pp2 tp2, dense": Case(parallel={"pp": 2, "tp": 2}, model="dense", dtype="float32"),
+}
+EIGHT = {
+    "dp8": Case(parallel={"dp": 8}, replicas=8, levels=0),
+    "dp4 tp2 sp": Case(parallel={"dp": 4, "tp": 2, "sp": True}, replicas=4, levels=1),
+    "dp2 tp2 sp pp2 ep4": Case(parallel={"dp": 2, "tp": 2, "sp": True, "pp": 2, "ep": 4}, dtype="float32"),
+}
+
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
@@ -35,7 +50,7 @@ def alone(case_key: str) -> Result:
     return run_alone(ALL[case_key])
 
 
-ALL = dict(TWO)
+ALL = TWO | FOUR | EIGHT
 
 
 def check(name: str, found: Result) -> None:
@@ -55,7 +70,20 @@ def check(name: str, found: Result) -> None:
         assert gradient.abs().max() > 0, key
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    names = list(TWO)
-    for name, found in zip(names, run_cases([TWO[n] for n in names], folder=tmp_path), strict=True):
+def check_all(cases: dict[str, Case], folder: Path) -> None:
+    for name, found in zip(cases, run_cases(list(cases.values()), folder=folder), strict=True):
         check(name, found)
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    check_all(TWO, tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes(tmp_path: Path) -> None:
+    check_all(FOUR, tmp_path)
+
+
+@pytest.mark.slow
+def test_eight_processes(tmp_path: Path) -> None:
+    check_all(EIGHT, tmp_path)

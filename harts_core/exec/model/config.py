@@ -125,8 +125,13 @@ class ModelConfig:
             raise _bad("qk_rope_head_dim", f"{self.qk_rope_head_dim} is odd; rotary pairs need an even width")
         if self.kda_safe_gate and self.kda_lower_bound >= 0:
             raise _bad("kda_lower_bound", f"{self.kda_lower_bound} must be negative")
-        if self.first_k_dense_replace < self.num_hidden_layers:
+        if self.has_experts:
             self._check_experts()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has experts."""
+        return self.first_k_dense_replace < self.num_hidden_layers
 
     def _check_experts(self) -> None:
         if self.num_experts % self.n_group:

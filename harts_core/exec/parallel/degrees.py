@@ -35,13 +35,12 @@ def check_model_degrees(parallel: ParallelSection, model: ModelConfig, where: st
     Raises:
         ConfigError: something does not divide, or a combination is not available.
     """
-    has_experts = model.first_k_dense_replace < model.num_hidden_layers
     widths = {
         "num_attention_heads": model.num_attention_heads,
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
     }
-    if has_experts:
+    if model.has_experts:
         widths["moe_intermediate_size · num_shared_experts"] = (
             model.moe_intermediate_size * model.num_shared_experts
         )
@@ -57,13 +56,13 @@ def check_model_degrees(parallel: ParallelSection, model: ModelConfig, where: st
         where,
     )
     if parallel.ep > 1:
-        _require(has_experts, f"[parallel] ep = {parallel.ep}, but the model has no experts", where)
+        _require(model.has_experts, f"[parallel] ep = {parallel.ep}, but the model has no experts", where)
         _require(
             model.num_experts % parallel.ep == 0,
             f"{model.num_experts} experts do not divide over [parallel] ep = {parallel.ep}",
             where,
         )
-    if has_experts and parallel.tp > 1:
+    if model.has_experts and parallel.tp > 1:
         _require(parallel.sp, "a model with experts needs [parallel] sp = true where tp > 1", where)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,16 +27,23 @@ class ProcessGrid:
     Args:
         groups: of this process.
         device: where tensors are reduced.
+        at: told of every event.
     """
 
-    def __init__(self, groups: Groups, device: torch.device) -> None:
-        self.groups, self.device = groups, device
+    def __init__(
+        self, groups: Groups, device: torch.device, at: Callable[[str], None] = lambda event: None
+    ) -> None:
+        self.groups, self.device, self._at = groups, device, at
         self.transfers = StageTransfers(groups) if groups.stage.count > 1 else None
 
     @property
     def name(self) -> str:
         """Which rank this is."""
         return f"rank {self.groups.rank}"
+
+    def at(self, event: str) -> None:
+        """See ``Watch``."""
+        self._at(event)
 
     def work(self, data: StepData) -> LocalWork:
         """The units of this rank's replicas: a run of consecutive ones."""

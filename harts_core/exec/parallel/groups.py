@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from harts_core.errors import ExecError
 from harts_core.exec.config import Device, ParallelSection
@@ -61,29 +62,38 @@ def process_groups(parallel: ParallelSection, launch: Launch, device: Device) ->
     Raises:
         ExecError: the other processes did not come within ``timeout_s``.
     """
-    timeout = datetime.timedelta(seconds=parallel.timeout_s)
     if device == "cuda":
         torch.cuda.set_device(launch.local_rank)
-    os.environ.setdefault("MASTER_ADDR", launch.address)
-    os.environ.setdefault("MASTER_PORT", str(launch.port))
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            init_method="env://",
+            store=connect_store(parallel, launch, "groups"),
             rank=launch.rank,
             world_size=launch.world_size,
-            timeout=timeout,
+            timeout=datetime.timedelta(seconds=parallel.timeout_s),
         )
-    except (dist.DistError, RuntimeError) as error:
+    except RuntimeError as error:
         raise ExecError(
             f"the job's {launch.world_size} processes did not meet ({_first_line(error)})",
             where=f"rank {launch.rank}, {launch.address}:{launch.port}",
         ) from error
-    try:
-        yield make_groups(parallel, launch.rank)
-    finally:
-        leave_groups()
-        dist.destroy_process_group()
+    yield make_groups(parallel, launch.rank)
+    leave_groups()  # not after an error: a process that waits for a lost one would wait here again
+    dist.destroy_process_group()
+
+
+def connect_store(parallel: ParallelSection, launch: Launch, prefix: str) -> Store:
+    """A connection to the job's key-value store: torchrun's, or one that rank 0 holds."""
+    held_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = TCPStore(
+        launch.address,
+        launch.port,
+        is_master=launch.is_main and not held_by_torchrun and prefix == "groups",
+        timeout=datetime.timedelta(seconds=parallel.timeout_s),
+        wait_for_workers=False,
+    )
+    return PrefixStore(f"harts/{restarts}/{prefix}", store)
 
 
 def make_groups(parallel: ParallelSection, rank: int) -> Groups:
@@ -96,7 +106,7 @@ def make_groups(parallel: ParallelSection, rank: int) -> Groups:
         pipeline_model_parallel_size=parallel.pp,
         expert_model_parallel_size=parallel.ep,
         expert_tensor_parallel_size=1,
-        distributed_timeout_minutes=max(1, -(-parallel.timeout_s // 60)),
+        distributed_timeout_minutes=parallel.timeout_s / 60,
         create_gloo_process_groups=False,
     )
     activations = _neighbours(parallel, rank)

@@ -69,7 +69,7 @@ def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Itera
     """The job; with many processes their groups, until the end of the block.
 
     Raises:
-        ExecError: the other processes did not come.
+        ExecError: the other processes did not come, or one of them died or hangs.
         MissingBackendError: Megatron-core is not installed.
     """
     if launch.world_size == 1:
@@ -79,17 +79,21 @@ def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Itera
 
     try:
         from harts_core.exec.parallel.grid import ProcessGrid
-        from harts_core.exec.parallel.groups import process_groups
+        from harts_core.exec.parallel.groups import connect_store, process_groups
         from harts_core.exec.parallel.spec import parallel_spec
+        from harts_core.exec.parallel.watch import Watch
     except ImportError as error:
         raise MissingBackendError(
             f"training in several processes needs {error.name}, which is not installed",
             hint="pip install 'harts[train]'",
         ) from error
     with process_groups(parallel, launch, device) as groups:
-        yield Job(
-            is_main=launch.is_main,
-            spec=parallel_spec(groups),
-            ranks=ProcessGrid(groups, torch.device(device)),
-            groups=groups,
-        )
+        store = connect_store(parallel, launch, "events")
+        watch = Watch(store, launch.rank, launch.world_size, parallel.timeout_s)
+        with watch.watching():
+            yield Job(
+                is_main=launch.is_main,
+                spec=parallel_spec(groups),
+                ranks=ProcessGrid(groups, torch.device(device), watch.at),
+                groups=groups,
+            )

@@ -104,6 +104,9 @@ class Ranks(Protocol):
     def name(self) -> str:
         """Of this process, for messages; empty where it is the only one."""
 
+    def at(self, event: str) -> None:
+        """This process goes on to an event: named if a process of the job is lost."""
+
     def work(self, data: StepData) -> LocalWork:
         """What this process runs of a step."""
 
@@ -124,6 +127,9 @@ class OneProcess:
     """A single process runs all replicas, one after another."""
 
     name = ""
+
+    def at(self, event: str) -> None:
+        """Nobody else waits."""
 
     def work(self, data: StepData) -> LocalWork:
         """All units."""
