@@ -12,7 +12,6 @@ placements' spread comes from the same runs.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from dataclasses import replace
@@ -90,17 +89,13 @@ def main() -> None:
         for _ in range(arguments.repeats):
             for p, bundle in plans.items():
                 runs[p].append(worker_seconds(model, bundle, tree))
-        seconds = {p: np.median(np.stack(found), axis=0) for p, found in runs.items()}
+        seconds = {p: np.stack(found).min(axis=0) for p, found in runs.items()}  # the least disturbed run
+        base = seconds["expanded"]
         for p in PLANNERS:
             mine = seconds[p]
-            total = statistics.median(
-                b.sum() / m.sum() for b, m in zip(runs["expanded"], runs[p], strict=True)
-            )
-            slowest = statistics.median(
-                b.max() / m.max() for b, m in zip(runs["expanded"], runs[p], strict=True)
-            )
             table.append(
-                f"| {name} | {p} | {tree.original_tokens / mine.sum():,.0f} | {total:.2f} | {slowest:.2f} | "
+                f"| {name} | {p} | {tree.original_tokens / mine.sum():,.0f} | "
+                f"{base.sum() / mine.sum():.2f} | {base.max() / mine.max():.2f} | "
                 f"{np.ptp(mine) / mine.mean():.1%} |"
             )
         cells = (f"{np.ptp(seconds[p]) / seconds[p].mean():.1%}" for p in PLACEMENTS)
