@@ -13,6 +13,11 @@ from harts_core.progress import Progress, no_progress
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harts_core.compiling import CompileClock
+
+
+COMPILING = "compiling kernels (first use; kept for later runs)\n"
+
 
 def stdout(min_width: int = 0) -> Console:
     """A console for reports (stdout is data).
@@ -58,6 +63,21 @@ def print_line(text: str) -> None:
 def warn(message: str) -> None:
     """Print one warning on stderr."""
     sys.stderr.write(f"warning: {message}\n")
+
+
+@contextmanager
+def compiling_shown(progress: Progress) -> Iterator[CompileClock]:
+    """Say once, in the progress or as a line on stderr, that kernels are being compiled; yield the clock."""
+    from harts_core.compiling import compile_clock
+
+    def show() -> None:
+        if progress is no_progress:
+            sys.stderr.write(COMPILING)
+        else:
+            progress("compiling kernels (first use)", 0, None)
+
+    with compile_clock(show) as clock:
+        yield clock
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def compare(
     """Compare planners: compression, balance, bounds, time. Nothing is written; every plan is validated."""
     from dataclasses import asdict
 
-    from harts_cli.output import fail, print_json, progress_bar, stdout
+    from harts_cli.output import compiling_shown, fail, print_json, progress_bar, stdout
     from harts_cli.report.compare_view import WIDTH, compare_report
     from harts_cli.report.terminal import print_report
     from harts_core.plan.compare import compare_planners
@@ -55,7 +55,7 @@ def compare(
         search_budget=search_budget,
         on_too_long=on_too_long,
     )
-    with progress_bar() as progress:
+    with progress_bar() as progress, compiling_shown(progress):
         comparison = compare_planners(
             read_tree(tree),
             planners=list(PLANNERS) if planners is None else planners.split(","),

@@ -60,7 +60,7 @@ def ingest(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Read rollouts into a rollout tree and report what they share."""
-    from harts_cli.output import print_json, progress_bar
+    from harts_cli.output import compiling_shown, print_json, progress_bar
     from harts_core.files import refuse_inputs
     from harts_core.trees.ingest import ingest as run
     from harts_core.trees.ingest_options import IngestOptions
@@ -87,7 +87,7 @@ def ingest(
         max_record_mib=max_record_mib,
         **choices,
     )
-    with progress_bar() as progress:
+    with progress_bar() as progress, compiling_shown(progress):
         tree, report = run(sources, options, progress)
         write_tree(output, tree)
     if as_json:

@@ -28,7 +28,7 @@ def train(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", min=1, help="Steps of the whole run, repeating the plans [default: one pass]."
+            "--steps", min=1, help="Steps of the whole run, repeating the plans. Default: one pass."
         ),
     ] = None,
     json_output: Annotated[

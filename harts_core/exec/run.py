@@ -215,7 +215,7 @@ def _check_options(options: RunOptions) -> _Setup:
     if options.steps is not None and options.steps < 1:
         raise ConfigError("--steps must be at least 1")
     if options.out.exists() and not options.out.is_dir():
-        raise ConfigError("the run folder is a file", where=str(options.out))
+        raise DataError("the run folder is a file", where=str(options.out), hint="name another folder")
     check_parent(options.out)
     inputs = (options.config, *options.plans, *options.trees, options.checkpoint)
     refuse_inputs(options.out, (path for path in inputs if path is not None))

@@ -54,7 +54,7 @@ class PlanOptions:
             positive["producer_capacity"] = self.producer_capacity
         for name, value in positive.items():
             if not 1 <= value <= MAX_TOKENS:
-                raise ConfigError(f"{name} must be a positive integer, not {value}")
+                raise ConfigError(f"{name} must be a positive integer up to {MAX_TOKENS}, not {value}")
         for name in ("time_budget_s", "search_budget"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be a number of seconds, not {getattr(self, name)}")

@@ -27,7 +27,7 @@ def test_plans_and_reports(tree_path: Path, tmp_path: Path) -> None:
     bundle = read_bundle(tmp_path / "plan")
     validate_plan(bundle, read_tree(tree_path))
     assert bundle.parameters["pad"] == 8
-    assert set(bundle.runtime) == {"read_s", "plan_s", "rounds_s", "validate_s", "planning_s"}
+    assert set(bundle.runtime) == {"read_s", "compile_s", "plan_s", "rounds_s", "validate_s", "planning_s"}
 
 
 def test_json_is_the_manifest_with_times(tree_path: Path, tmp_path: Path) -> None:
@@ -94,6 +94,7 @@ def test_cost_model_option(tree_path: Path, tmp_path: Path) -> None:
             "needs a planner that shares by prefix trees",
         ),
         (["--dp", "0", "--capacity", "500"], 2, "dp must be a positive integer"),
+        (["--dp", "1", "--capacity", "3000000000"], 2, "a positive integer up to 2147483647, not 3000000000"),
         (["--dp", "2", "--capacity", "500", "--cost-model", "none.toml"], 2, "no such cost model"),
         (["--dp", "2"], 2, "--capacity"),
     ],
