@@ -85,9 +85,11 @@ def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
 
 
 def build_trainer(case: Case, spec: ModelSpec = LOCAL_SPEC, ranks: Ranks = ONE_PROCESS) -> Trainer:
-    """The same weights for every spec: each rank takes its part of the whole model's."""
+    """The same weights for every spec: each rank takes its part of the whole model's. In float32 they are
+    those of a new model: the lively one amplifies rounding."""
     config, dtype = CONFIGS[case.model], getattr(torch, case.dtype)
-    whole = model_weights(lively_model(config, dtype))
+    fresh = HybridModel(config, dtype=dtype, seed=5) if dtype == torch.float32 else None
+    whole = model_weights(lively_model(config, dtype) if fresh is None else fresh)
     model = HybridModel(config, dtype=dtype, spec=spec, seed=None)
     with torch.no_grad():
         for name, tensor in model_weights(model).items():

@@ -39,7 +39,8 @@ FOUR = {
 EIGHT = {
     "dp8": Case(parallel={"dp": 8}, replicas=8, levels=0),
     "dp4 tp2 sp": Case(parallel={"dp": 4, "tp": 2, "sp": True}, replicas=4, levels=1),
-    "dp2 tp2 sp pp2 ep4": Case(parallel={"dp": 2, "tp": 2, "sp": True, "pp": 2, "ep": 4}, dtype="float32"),
+    "dp2 tp2 sp pp2 ep4": Case(parallel={"dp": 2, "tp": 2, "sp": True, "pp": 2, "ep": 4}),
+    "dp2 tp2 sp pp2, float32": Case(parallel={"dp": 2, "tp": 2, "sp": True, "pp": 2}, dtype="float32"),
 }
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}

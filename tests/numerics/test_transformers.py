@@ -160,7 +160,9 @@ def test_transformers_reads_what_is_written(
     load_weights(model, checkpoint)
     ours = tmp_path / "ours"
     ours.mkdir()
-    write_hf_checkpoint(ours, model.state_dict(), model.config, dtype="float32", max_shard_bytes=max_shard_bytes)
+    write_hf_checkpoint(
+        ours, model.state_dict(), model.config, dtype="float32", max_shard_bytes=max_shard_bytes
+    )
     assert (ours / "model.safetensors").exists() == (max_shard_bytes == 10**9)
     again, info = hf.BailingHybridForCausalLM.from_pretrained(ours, output_loading_info=True)
     assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -211,7 +213,9 @@ def test_extra_layers_and_unknown_keys_are_written_back(hf: Any, tmp_path: Path)
     extra = load_weights(model, checkpoint)
     assert extra.keys() == mtp.keys()
     (tmp_path / "again").mkdir()
-    write_hf_checkpoint(tmp_path / "again", model.state_dict(), model.config, dtype="float32", extra_tensors=extra)
+    write_hf_checkpoint(
+        tmp_path / "again", model.state_dict(), model.config, dtype="float32", extra_tensors=extra
+    )
     written = load_file(tmp_path / "again" / "model.safetensors")
     for name, value in (tensors | mtp).items():
         assert written[name].dtype == value.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,9 @@ def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Itera
         return
     from harts_core.errors import MissingBackendError
 
+    # which optional packages Megatron-core lacks, and which of its calls torch has renamed, is not the user's
+    warnings.filterwarnings("ignore", message="(?s).*(Transformer Engine|Apex)", category=UserWarning)
+    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
     try:
         from harts_core.exec.parallel.grid import ProcessGrid
         from harts_core.exec.parallel.groups import connect_store, process_groups
