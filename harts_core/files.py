@@ -119,7 +119,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
                 "the output is not a regular file", where=str(path), hint="write to a file and copy it there"
             )
         target = Path(os.path.realpath(path))
-        check_parent(target)
+        check_parent(target if path.is_symlink() else path)
         fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         os.close(fd)
         temporary = Path(name)
@@ -151,7 +151,7 @@ def atomic_directory(path: Path, *, replaces: FolderKind | None = None) -> Itera
     path = Path(path)
     with naming_output(path):
         target = Path(os.path.realpath(path))
-        check_parent(target)
+        check_parent(target if path.is_symlink() else path)
         if path.exists():
             _check_replaceable(path, replaces)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import typer
 
-from harts_cli.main import app
+from harts_cli.main import INTERRUPTED, PIPE_CLOSED, app
+from harts_core import errors
+from harts_core.errors import HartsError
 from harts_core.plan.bundle_file import SCHEMAS
 from harts_core.trees.statistics import tree_statistics
 from harts_core.trees.synth import KINDS, ROW_SCHEMA
@@ -64,3 +69,19 @@ def test_every_column_is_documented() -> None:
 def test_every_tree_metric_is_documented() -> None:
     metrics = tree_statistics(tree_from_sequences([[1, 2]])).metrics
     assert [name for name in metrics if f"`{name}`" not in page("inspect")] == []
+
+
+PAGES_WITH_LINKS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+
+
+@pytest.mark.parametrize("path", sorted(PAGES_WITH_LINKS), ids=lambda p: str(p.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+    files = {t.partition("#")[0] for t in targets if not re.match(r"[a-z]+:", t)}
+    assert [file for file in sorted(files) if not (path.parent / file).exists()] == []
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, HartsError)}
+    documented = set(map(int, re.findall(r"^\| (\d+) \|", page("errors"), re.MULTILINE)))
+    assert documented == codes | {0, INTERRUPTED, PIPE_CLOSED}

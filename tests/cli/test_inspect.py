@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harts_core.plan.bundle_file import write_bundle
+from harts_core.files import sha256_file, write_arrow
+from harts_core.plan.bundle_file import bundle_to_tables, write_bundle
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
 from harts_core.trees.tree_file import write_tree
@@ -195,8 +196,12 @@ def test_schedules_of_bad_input(files: Path) -> None:
     assert "no replica 5: the plan has 2" in result.stderr
     owner = np.array(PLAN.spans.owner)
     owner[0] = 99
-    write_bundle(files / "broken", with_table(PLAN, "spans", owner=owner))
-    result = run_harts("inspect", "schedule", files / "broken", "--html", page)
+    file = files / "plan" / "spans.arrow"
+    write_arrow(file, bundle_to_tables(with_table(PLAN, "spans", owner=owner))["spans"], compression=None)
+    manifest = json.loads((files / "plan" / "plan.json").read_text())
+    manifest["tables"]["spans"] = sha256_file(file)
+    (files / "plan" / "plan.json").write_text(json.dumps(manifest))
+    result = run_harts("inspect", "schedule", files / "plan", "--html", page)
     assert result.returncode == 4
     assert "no such owner" in result.stderr
     assert not page.exists()
