@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harts_core.errors import ConfigError, CorruptFileError, DataError
-from harts_core.exec.weights.hf_checkpoint import read_part, write_hf_checkpoint
+from harts_core.exec.weights.hf_checkpoint import read_part, save_tensors, write_hf_checkpoint
 from harts_core.exec.weights.safetensors_header import read_header
 from harts_core.files import FolderKind, atomic_directory, sha256_file
 
@@ -115,8 +115,6 @@ def save_checkpoint(
     Returns:
         The checkpoint's folder.
     """
-    from safetensors.torch import save_file
-
     from harts_core.exec.optimizer import parameter_of
 
     path = folder / checkpoint_name(state.step)
@@ -130,8 +128,7 @@ def save_checkpoint(
     with atomic_directory(path, replaces=FOLDER) as temporary:
         write_hf_checkpoint(temporary, weights, model.config, dtype=state.dtype, extra_tensors=extra_tensors)
         tensors = {**moments, **_random_state()}
-        copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-        save_file(copies, str(temporary / OPTIMIZER))
+        save_tensors(temporary / OPTIMIZER, tensors)
         hashes = {p.name: sha256_file(p) for p in sorted(temporary.iterdir())}
         values = {"format": FORMAT, "version": VERSION, **asdict(state), "files": hashes}
         (temporary / STATE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")

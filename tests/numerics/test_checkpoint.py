@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from harts_core.errors import ConfigError, HartsError, InvalidPlanError
+from harts_core.errors import ConfigError, DataError, HartsError, InvalidPlanError
 from harts_core.exec.checkpoint import list_checkpoints, read_state
 from harts_core.exec.run import RunOptions, RunResult, train_run
 from tests.support_train import write_config, write_inputs
@@ -142,6 +143,22 @@ def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path
         assert error.value.hint.startswith(f"remove {path}: --resume then continues")
         (path / name).write_bytes(whole[name])
     assert len(train(tmp_path, "run", steps=2, resume=True).steps) == 1
+
+
+def test_weights_that_cannot_be_written_are_an_error_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_inputs(tmp_path)
+    write_config(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(DataError, match=r"cannot be written .*No space left") as error:
+        train(tmp_path, "run", steps=1)
+    assert error.value.where == str(tmp_path / "run" / "checkpoints" / "step-000001")
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
 def test_a_resumed_run_says_what_is_missing(tmp_path: Path) -> None:

@@ -145,12 +145,12 @@ def write_hf_checkpoint(
     (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     shards = list(_cut_shards(tensors, max_shard_bytes))
     if len(shards) == 1:
-        _save_shard(folder / SINGLE, shards[0])
+        save_tensors(folder / SINGLE, shards[0], {"format": "pt"})
         return
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards):
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        _save_shard(folder / file, shard)
+        save_tensors(folder / file, shard, {"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -295,9 +295,18 @@ def _cut_shards(tensors: dict[str, Tensor], max_bytes: int) -> Iterable[dict[str
     yield shard
 
 
-def _save_shard(file: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write one safetensors file, from any device.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     # experts are views of one tensor; safetensors wants each in memory of its own
     copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    save_file(copies, str(file), metadata={"format": "pt"})
+    try:
+        save_file(copies, str(file), metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
