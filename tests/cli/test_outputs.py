@@ -161,6 +161,24 @@ def test_an_interrupt_while_writing_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_while_planning_leaves_nothing(files: Path, tmp_path: Path) -> None:
+    tree, plan = files / "tree.arrow", tmp_path / "plan"
+    options = ("--dp", "1", "--capacity", "1024", "--time-budget", "60", "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harts_cli.main", "plan", str(tree), "-o", str(plan), *options],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(8)  # past the imports and within the search, which goes on for a minute
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "interrupted; nothing was written"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupted_run_says_what_remains(files: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     config = tmp_path / "train.toml"
