@@ -85,10 +85,10 @@ def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
 
 
 def build_trainer(case: Case, spec: ModelSpec = LOCAL_SPEC, ranks: Ranks = ONE_PROCESS) -> Trainer:
-    """The same weights for every spec: each rank takes its part of the whole model's. In float32 they are
-    those of a new model: the lively one amplifies rounding."""
+    """The same weights for every spec: each rank takes its part of the whole model's. Below float64
+    they are those of a new model: the lively one amplifies rounding."""
     config, dtype = CONFIGS[case.model], getattr(torch, case.dtype)
-    fresh = HybridModel(config, dtype=dtype, seed=5) if dtype == torch.float32 else None
+    fresh = None if dtype == torch.float64 else HybridModel(config, dtype=dtype, seed=5)
     whole = model_weights(lively_model(config, dtype) if fresh is None else fresh)
     model = HybridModel(config, dtype=dtype, spec=spec, seed=None)
     with torch.no_grad():

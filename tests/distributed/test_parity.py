@@ -20,6 +20,9 @@ TWO = {
     "dp2 ep2, four replicas": Case(parallel={"dp": 2, "ep": 2}, replicas=4, levels=1, seed=1),
     "tp2 sp ep2": Case(parallel={"tp": 2, "sp": True, "ep": 2}),
     "pp2": Case(parallel={"pp": 2}),
+    "tp2 sp ep2, bfloat16": Case(parallel={"tp": 2, "sp": True, "ep": 2}, dtype="bfloat16"),
+    "pp2, bfloat16": Case(parallel={"pp": 2}, dtype="bfloat16"),
+    "dp2 ep2, bfloat16": Case(parallel={"dp": 2, "ep": 2}, dtype="bfloat16"),
     "pp2, non-overlapping": Case(parallel={"pp": 2, "schedule": "non-overlapping"}, levels=1, seed=2),
     "pp2, backward-first, no sharing": Case(parallel={"pp": 2, "schedule": "backward-first"}, levels=0),
     "pp2, dense": Case(parallel={"pp": 2}, model="dense", recompute="none"),
@@ -43,7 +46,9 @@ EIGHT = {
     "dp2 tp2 sp pp2, float32": Case(parallel={"dp": 2, "tp": 2, "sp": True, "pp": 2}, dtype="float32"),
 }
 
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+TOLERANCE = {"float64": (1e-10, 0.0), "float32": (1e-5, 1e-4)}
+"""Relative to the largest element of a parameter's gradient; but one below the second number's share of the
+global norm is no more than the rounding of larger sums."""
 
 
 @functools.cache
@@ -55,7 +60,12 @@ ALL = TWO | FOUR | EIGHT
 
 
 def check(name: str, found: Result) -> None:
-    expected, tolerance = alone(name), TOLERANCE[ALL[name].dtype]
+    expected = alone(name)
+    if ALL[name].dtype == "bfloat16":  # sums in another order are rounded at 2^-8
+        assert found.loss == pytest.approx(expected.loss, rel=2e-3)
+        assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-2)
+        return
+    tolerance, floor = TOLERANCE[ALL[name].dtype]
     assert found.loss == pytest.approx(expected.loss, rel=tolerance)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=tolerance)
     assert found.metrics == pytest.approx(expected.metrics, rel=tolerance, abs=tolerance)
@@ -66,9 +76,10 @@ def check(name: str, found: Result) -> None:
         assert torch.equal(found.expert_counts, expected.expert_counts)
     assert found.gradients.keys() == expected.gradients.keys()
     for key, gradient in expected.gradients.items():
-        error = (found.gradients[key] - gradient).abs().max()
-        assert error <= tolerance * gradient.abs().max(), (key, float(error), float(gradient.abs().max()))
-        assert gradient.abs().max() > 0, key
+        largest = float(gradient.abs().max())
+        assert largest > 0, key
+        error = float((found.gradients[key] - gradient).abs().max())
+        assert error <= tolerance * max(largest, floor * expected.grad_norm), (key, error, largest)
 
 
 def check_all(cases: dict[str, Case], folder: Path) -> None:

@@ -16,7 +16,7 @@ from tests.distributed.launch import run
 from tests.support_train import COST, TOML, random_tree
 
 SPLIT = "[parallel]\ntp = 2\nsp = true\nep = 2\ntimeout_s = 60\n"
-REPLICATED = "[parallel]\ndp = 2\nep = 2\ntimeout_s = 60\n"
+PIPELINE = "[parallel]\npp = 2\ntimeout_s = 60\n"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     text = TOML.format(dtype="float64", every=1, keep=9) + "\n"
     (tmp_path / "one.toml").write_text(text)
     (tmp_path / "split.toml").write_text(text + SPLIT)
-    (tmp_path / "replicated.toml").write_text(text + REPLICATED)
+    (tmp_path / "pipeline.toml").write_text(text + PIPELINE)
     return tmp_path
 
 
@@ -64,7 +64,7 @@ def metrics(folder: Path, out: str) -> list[dict[str, Any]]:
 
 
 def test_runs_go_on_with_other_degrees(folder: Path) -> None:
-    """Two steps split over tensor and expert ranks, one in a single process, one on two replicas."""
+    """Two steps split over tensor and expert ranks, one over pipeline stages, one in a single process."""
     train_alone(folder, "alone", 4)
     expected = metrics(folder, "alone")
     assert [step["step"] for step in expected] == [1, 2, 3, 4]
@@ -72,7 +72,7 @@ def test_runs_go_on_with_other_degrees(folder: Path) -> None:
     train_in_two(folder, "split.toml", "run", 2)
     assert (folder / "rank-0.log").read_text().count("step ") >= 2
     assert "loss" not in (folder / "rank-1.log").read_text()
-    train_alone(folder, "run", 3, "--resume")
-    train_in_two(folder, "replicated.toml", "run", 4, "--resume")
+    train_in_two(folder, "pipeline.toml", "run", 3, "--resume")
+    train_alone(folder, "run", 4, "--resume")
     for found, want in zip(metrics(folder, "run"), expected, strict=True):
         assert found == pytest.approx(want, rel=1e-9)
