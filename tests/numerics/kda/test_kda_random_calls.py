@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harts_core.exec.kda import KdaCall, kda_chunkwise, kda_naive
@@ -22,11 +22,11 @@ def calls(draw: st.DrawFn) -> KdaCall:
 
 
 @settings(max_examples=60, deadline=None)
+@example(call=KdaCall(lengths=(1,), chunk=2, finals=(0,)), seed=1, gate=200.0)  # dg cancels to 1e-11
 @given(call=calls(), seed=st.integers(0, 2**16), gate=st.sampled_from([0.0, 0.5, 8.0, 200.0]))
 def test_values_states_and_gradients(call: KdaCall, seed: int, gate: float) -> None:
     inputs = call_inputs(np.random.default_rng(seed), call, H=2, K=3, V=4, dtype=torch.float64, gate=gate)
     errors = relative_errors(kda_chunkwise, inputs, call)
-    # a single gate's gradient can be a sum that nearly cancels: absolute where it is tiny
     assert max(errors.values()) < 1e-11, errors
 
 
