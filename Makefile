@@ -1,5 +1,6 @@
 # make venv   a virtual environment with everything for development (CPU)
 # make test   lint, types, tests
+# make test-distributed   parallel layouts on up to 8 processes (longer)
 # make demo   the whole pipeline on a toy workload: synth, ingest, plan, inspect, train
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One thread per process: the tests run in parallel, and small matrices gain nothing from more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv test lint types unit demo format schemas clean
+.PHONY: venv test test-distributed lint types unit demo format schemas clean
 
 venv: $(INSTALLED)
 
@@ -36,6 +37,10 @@ types: venv
 
 unit: venv
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# all layouts on up to 8 processes, and a one-machine Slurm where it is installed
+test-distributed: venv
+	HARTS_TEST_DISTRIBUTED=1 $(BIN)/python -m pytest tests/distributed
 
 demo: venv
 	$(BIN)/python examples/demo.py
