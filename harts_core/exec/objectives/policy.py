@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyObjective:
+class PolicyObjective(ABC):
     """Σ_t weight_t · (policy_t + kl_coef · KL_t − entropy_coef · H_t) over the step's trained positions.
 
     A subclass says what policy_t is; the advantages come with the data. With a reference policy and
@@ -49,7 +50,7 @@ class PolicyObjective:
             require(getattr(self, name) >= 0, f"{name} must not be negative")
         self.check_options()
 
-    def check_options(self) -> None:
+    def check_options(self) -> None:  # noqa: B027 (an optional hook: most have nothing more to check)
         """Refuse wrong options of a subclass.
 
         Raises:
@@ -71,9 +72,9 @@ class PolicyObjective:
         """Whether the entropies are read."""
         return self.entropy_coef > 0
 
+    @abstractmethod
     def policy_loss(self, batch: ObjectiveBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """policy_t [P], differentiable, and values [P] whose means are metrics."""
-        raise NotImplementedError
 
     def position_weights(self, batch: ObjectiveBatch) -> Tensor:
         """weight_t [P]."""
