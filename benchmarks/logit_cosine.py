@@ -25,12 +25,12 @@ from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import Reinforce
 from harts_core.exec.optimizer import Optimizer
-from harts_core.exec.schedule import unit_events, unit_links
 from harts_core.exec.trainer import Trainer
 from harts_core.exec.windows import UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.schedule.units import unit_events, unit_links
 from harts_core.trees.build import Trajectory, build_tree
 from harts_core.trees.rollout_tree import RolloutTree
 

@@ -14,12 +14,12 @@ from harts_core.errors import DataError, HartsError, NonFiniteError
 from harts_core.exec.config import read_config
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
-from harts_core.exec.schedule import unit_events, unit_links
 from harts_core.exec.step_data import check_plan_fits
 from harts_core.exec.weights.hf_checkpoint import read_hf_checkpoint
 from harts_core.files import check_parent, refuse_inputs
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.bundle_file import read_bundle
+from harts_core.plan.schedule.units import unit_events, unit_links
 from harts_core.progress import Progress, no_progress
 from harts_core.trees.ragged import Ragged, offsets_from_lengths
 from harts_core.trees.rollout_tree import RolloutTree

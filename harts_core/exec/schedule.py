@@ -1,6 +1,6 @@
 """Where a step may be cut into several optimizer steps: pure functions of the plan.
 
-The order of units inside a step is ``harts_core.plan.schedule.units``'s, whose names are also available here.
+The order of units inside a step is ``harts_core.plan.schedule.units``'s.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from harts_core.errors import ConfigError
 from harts_core.plan.bundle import CONSUMER, PlanBundle
-from harts_core.plan.schedule.units import Event, UnitLinks, unit_events, unit_links
-
-__all__ = ["Event", "UnitLinks", "first_slots", "minibatch_units", "unit_events", "unit_links"]
+from harts_core.plan.schedule.units import UnitLinks
 
 
 def minibatch_units(bundle: PlanBundle, links: UnitLinks, num_minibatches: int) -> list[tuple[int, ...]]:

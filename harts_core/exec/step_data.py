@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from harts_core.errors import DataError, InvalidPlanError
 from harts_core.exec.objectives.protocol import Column, ObjectiveBatch, StepTotals
-from harts_core.exec.schedule import Event, minibatch_units, unit_events, unit_links
+from harts_core.exec.schedule import minibatch_units
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.schedule.units import Event, unit_events, unit_links
 from harts_core.plan.validate import validate_plan
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree

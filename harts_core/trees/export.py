@@ -15,23 +15,18 @@ from harts_core.files import atomic_file
 from harts_core.progress import Progress, no_progress
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
+from harts_core.trees.tree_file import TREE_SCHEMA
 
 BATCH_TOKENS = 4 * 2**20
 """Tokens written at a time (16 MiB), or one row where that is longer."""
 
-_SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
 ROWS_SCHEMA = pa.schema(
     [
-        pa.field("trajectory_id", pa.string(), nullable=False),
+        TREE_SCHEMA.field("trajectory_id"),
         pa.field("group_id", pa.string(), nullable=False),
-        pa.field("tokens", pa.large_list(pa.field("item", pa.int32(), False)), nullable=False),
-        pa.field("loss_spans", pa.list_(pa.field("item", _SPAN, False)), nullable=False),
-        pa.field("old_logprobs", pa.large_list(pa.field("item", pa.float32(), False))),
-        pa.field("ref_logprobs", pa.large_list(pa.field("item", pa.float32(), False))),
-        pa.field("advantages", pa.large_list(pa.field("item", pa.float32(), False))),
-        pa.field("reward", pa.float32()),
-        pa.field("step", pa.int32()),
-        pa.field("policy_version", pa.int32()),
+        pa.field("tokens", TREE_SCHEMA.field("suffix").type, nullable=False),
+        *(TREE_SCHEMA.field(name) for name in ("loss_spans", "old_logprobs", "ref_logprobs", "advantages")),
+        *(TREE_SCHEMA.field(name) for name in ("reward", "step", "policy_version")),
     ]
 )
 """HARTS rows as exported; log-probs hold one value per trained position."""

@@ -170,7 +170,7 @@ def _read_metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
         return {}
     try:
         metadata = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFileError(f"the schema metadata is not JSON ({error})", where=str(path)) from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise SchemaMismatchError("the schema metadata is not of a rollout-tree file", where=str(path))

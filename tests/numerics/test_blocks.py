@@ -12,12 +12,12 @@ from harts_core.exec.blocks import CacheSettings
 from harts_core.exec.config import OptimizerSection
 from harts_core.exec.logprob import tree_logprobs
 from harts_core.exec.optimizer import Optimizer
-from harts_core.exec.schedule import unit_events, unit_links
 from harts_core.exec.trainer import Trainer
 from harts_core.exec.windows import ExecutionCounts, UnitExecutor
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.schedule.units import unit_events, unit_links
 from tests.numerics.test_parity import CONFIGS
 from tests.numerics.test_windows import Weighted, check, weighted_tree
 from tests.support_model import lively_model

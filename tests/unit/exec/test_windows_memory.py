@@ -16,9 +16,9 @@ from harts_core.exec.head import unit_logprobs
 from harts_core.exec.layout import UnitLayout
 from harts_core.exec.model.config import PRESETS, ModelConfig
 from harts_core.exec.model.decoder import HybridModel
-from harts_core.exec.schedule import unit_events, unit_links
 from harts_core.exec.windows import UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.schedule.units import unit_events, unit_links
 from tests.support_train import random_tree
 from tests.support_windows import chain_bundle, nested_bundle
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from harts_core.errors import ConfigError
-from harts_core.exec.schedule import first_slots, minibatch_units, unit_events, unit_links
+from harts_core.exec.schedule import first_slots, minibatch_units
 from harts_core.plan.bundle import CONSUMER, PRODUCER, PlanBundle
+from harts_core.plan.schedule.units import unit_events, unit_links
 from tests.support_train import plan_of, random_tree
 from tests.support_windows import chain_bundle, nested_bundle, window_bundle
 
