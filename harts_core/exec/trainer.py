@@ -151,7 +151,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         sums = StepSums()
-        work = self.ranks.work(data)
+        work = self.ranks.work(data.bundle, data.units)
         router = StepRouter.begin(
             self.model,
             data,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from harts_core.exec.model.moe_losses import RouterSums
-from harts_core.exec.parallel.gradients import reduce_gradients
+from harts_core.exec.parallel.gradients import BUFFER_BYTES, reduce_gradients
 from harts_core.exec.parallel.groups import Groups
 from harts_core.exec.parallel.lockstep import lockstep_plan
 from harts_core.exec.parallel.ranks import LocalWork, StepSums
@@ -18,7 +19,7 @@ from harts_core.plan.schedule.units import unit_links
 
 if TYPE_CHECKING:
     from harts_core.exec.optimizer import Optimizer
-    from harts_core.exec.step_data import StepData
+    from harts_core.plan.bundle import PlanBundle
 
 
 class ProcessGrid:
@@ -45,29 +46,39 @@ class ProcessGrid:
         """See ``Watch``."""
         self._at(event)
 
-    def work(self, data: StepData) -> LocalWork:
+    def work(self, bundle: PlanBundle, units: Sequence[int]) -> LocalWork:
         """The units of this rank's replicas: a run of consecutive ones."""
-        num_replicas = int(data.bundle.parameters["dp"])
-        share = num_replicas // self.groups.data.size()
+        share = bundle.dp // self.groups.data.size()
         first = self.groups.data.rank() * share
         mine = range(first, first + share)
         parallel = self.groups.parallel
-        bundle, links = data.bundle, unit_links(data.bundle)
-        units = {d: tuple(u for u in data.units if bundle.units.replica[u] == d) for d in mine}
+        links = unit_links(bundle)
+        own = {d: tuple(u for u in units if bundle.units.replica[u] == d) for d in mine}
         lockstep = parallel.tp % parallel.ep != 0  # else experts are exchanged within a replica only
         if lockstep:
-            plan = lockstep_plan(bundle, data.units)
+            plan = lockstep_plan(bundle, units)
             bundle, links = plan.bundle, plan.links
-            units = {d: plan.units[d] for d in mine}
+            own = {d: plan.units[d] for d in mine}
         return LocalWork(
             bundle=bundle,
             links=links,
-            units=units,
+            units=own,
             lockstep=lockstep,
             stage=self.groups.stage,
             schedule=parallel.schedule,
             transfers=self.transfers,
         )
+
+    def sum_values(self, values: Tensor) -> Tensor:
+        """In flat buffers, when all that this rank sent has arrived."""
+        if self.transfers is not None:
+            self.transfers.finish()
+        total = torch.zeros_like(values, device=self.device)
+        if self.groups.tensor.rank() == 0:
+            total.copy_(values)
+        for part in torch.split(total.view(-1), BUFFER_BYTES // total.element_size()):
+            dist.all_reduce(part)
+        return total.to(values.device)
 
     def sum_step(self, sums: StepSums) -> StepSums:
         """In rank order. All tensor-parallel ranks of a replica's last stage have its objective; every rank

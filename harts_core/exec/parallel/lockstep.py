@@ -46,10 +46,9 @@ def lockstep_plan(bundle: PlanBundle, units: Sequence[int]) -> LockstepPlan:
         ExecError: two replicas run common units in different orders, or one has two units of one role.
     """
     table = bundle.units
-    num_replicas = int(table.replica.max()) + 1
     roles = {unit: _role(bundle, unit) for unit in range(bundle.num_units)}
     wanted = sorted({roles[unit] for unit in units})
-    own: list[dict[Role, int]] = [{} for _ in range(num_replicas)]
+    own: list[dict[Role, int]] = [{} for _ in range(bundle.dp)]
     for unit in sorted(units, key=lambda u: int(table.order[u])):
         mine = own[table.replica[unit]]
         if mine and next(reversed(mine)) >= roles[unit]:

@@ -1,11 +1,12 @@
-"""What a training step asks of the other processes, and the answers of a single one.
+"""What a training step or a forward pass asks of the other processes, and the answers of a single one.
 
-The trainer runs its own replicas' units and asks for sums over the ranks; it does not know how many there
+The caller runs its own replicas' units and asks for sums over the ranks; it does not know how many there
 are. ``harts_core.exec.parallel.grid`` has the answers of many processes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,10 +15,11 @@ from harts_core.plan.schedule.pipeline import ScheduleKind, pipeline_schedule
 from harts_core.plan.schedule.units import Event, UnitLinks, unit_events, unit_links
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from harts_core.exec.model.moe_losses import RouterSums
     from harts_core.exec.optimizer import Optimizer
     from harts_core.exec.parallel.unit_pipe import Transfers
-    from harts_core.exec.step_data import StepData
     from harts_core.plan.bundle import PlanBundle
 
 
@@ -107,8 +109,14 @@ class Ranks(Protocol):
     def at(self, event: str) -> None:
         """This process goes on to an event: named if a process of the job is lost."""
 
-    def work(self, data: StepData) -> LocalWork:
-        """What this process runs of a step."""
+    def work(self, bundle: PlanBundle, units: Sequence[int]) -> LocalWork:
+        """What this process runs of some units of a plan, given replica after replica, in forward order."""
+
+    def sum_values(self, values: Tensor) -> Tensor:
+        """The sum over all ranks of what each found, zeros elsewhere; the same on every rank.
+
+        The tensor-parallel ranks of a replica's last stage find the same: one of them counts.
+        """
 
     def sum_step(self, sums: StepSums) -> StepSums:
         """The step's loss and metrics over all ranks."""
@@ -131,11 +139,15 @@ class OneProcess:
     def at(self, event: str) -> None:
         """Nobody else waits."""
 
-    def work(self, data: StepData) -> LocalWork:
+    def work(self, bundle: PlanBundle, units: Sequence[int]) -> LocalWork:
         """All units."""
-        replica = data.bundle.units.replica
-        units = {d: tuple(u for u in data.units if replica[u] == d) for d in range(data.bundle.dp)}
-        return LocalWork(bundle=data.bundle, links=unit_links(data.bundle), units=units)
+        replica = bundle.units.replica
+        mine = {d: tuple(u for u in units if replica[u] == d) for d in range(bundle.dp)}
+        return LocalWork(bundle=bundle, links=unit_links(bundle), units=mine)
+
+    def sum_values(self, values: Tensor) -> Tensor:
+        """They are complete."""
+        return values
 
     def sum_step(self, sums: StepSums) -> StepSums:
         """They are complete."""
