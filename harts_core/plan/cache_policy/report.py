@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +96,7 @@ def memory_report(
     budget: int | None = None,
     recompute: bool = False,
     forward_only: bool = False,
+    fixed_sizes: Sequence[int] = FIXED_SIZES,
 ) -> MemoryReport:
     """Simulate the cache of every replica under all policies.
 
@@ -105,6 +107,7 @@ def memory_report(
         budget: of ``farthest`` and ``lru``, on a replica; None: half of the adaptive peak.
         recompute: whether backwards recompute activations, and so read the values again.
         forward_only: without backwards.
+        fixed_sizes: block sizes to compare with.
 
     Raises:
         InvalidPlanError: the tables refer to things that do not exist.
@@ -128,7 +131,7 @@ def memory_report(
     limit = free[shown].counters.peak_bytes // 2 if budget is None else budget
     kept = [simulate(t, release=False) for t in exact]
     policies = [_policy("just-in-time", adaptive, free, shown), _policy("no-release", adaptive, kept, shown)]
-    for size in FIXED_SIZES:
+    for size in fixed_sizes:
         blocks = cache_blocks(bundle, size)
         policies.append(_policy("just-in-time", blocks, [simulate(t) for t in traces(blocks)], shown))
     rules: tuple[Eviction, ...] = ("farthest", "lru")
