@@ -47,6 +47,8 @@ def logprob(
     )
     with progress_bar() as progress:
         report = logprob_run(options, progress)
+    if report is None:  # another process of the job writes and reports
+        return
     if report.rows_not_in_plan:
         warn(f"{report.rows_not_in_plan} rows are not in the plan; their {report.column} are null")
     if as_json:

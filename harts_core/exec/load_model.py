@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harts_core.errors import ConfigError, MissingBackendError
+from harts_core.errors import MissingBackendError
 from harts_core.exec.config import RuntimeSection
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.weights.hf_checkpoint import HfCheckpoint
 
 if TYPE_CHECKING:
@@ -20,20 +19,16 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'harts[train]'"
 
 
-def check_backend(runtime: RuntimeSection, purpose: str, *, in_job: bool = False) -> None:
+def check_backend(runtime: RuntimeSection, purpose: str) -> None:
     """Import torch and set its threads and seed.
 
     Args:
         runtime: the ``[runtime]`` table.
         purpose: what needs torch, for the message.
-        in_job: whether it can be done by many processes together.
 
     Raises:
-        ConfigError: this process is one of many, and the work is that of a single one.
         MissingBackendError: torch or safetensors is not installed, or the device is absent.
     """
-    if not in_job and read_launch().world_size > 1:
-        raise ConfigError(f"{purpose} runs in one process", hint="start it without torchrun or srun")
     try:
         import safetensors
         import torch

@@ -119,7 +119,7 @@ def train_run(
     """
     setup = _check_options(options)
     steps, plans = _read_steps(options, setup)
-    check_backend(setup.config.runtime, "training", in_job=True)
+    check_backend(setup.config.runtime, "training")
     if setup.launch.is_main:
         for sentence in _resume_warnings(options, setup):
             on_warning(sentence)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from harts_core.exec.config import OptimizerSection, ParallelSection
+from harts_core.exec.logprob import plan_logprobs
 from harts_core.exec.model.config import PRESETS, ModelConfig
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterTerms
@@ -16,8 +19,10 @@ from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
 from harts_core.exec.objectives import Grpo
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks
-from harts_core.exec.trainer import StepLoss, Trainer
+from harts_core.exec.trainer import Trainer
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.options import PlanOptions
+from harts_core.plan.plan_tree import plan_tree
 from harts_core.trees.rollout_tree import RolloutTree
 from tests.support_model import lively_model, model_weights
 from tests.support_train import plan_of, random_tree
@@ -45,6 +50,7 @@ class Case:
         parallel: the ``[parallel]`` table.
         replicas: D of the plan.
         levels: nested levels of windows; 0: no sharing across microbatches.
+        chain: a plan of psRL's instead: consumers that import from the consumers before them.
     """
 
     parallel: dict[str, Any]
@@ -52,6 +58,7 @@ class Case:
     dtype: str = "float64"
     replicas: int = 2
     levels: int = 2
+    chain: bool = False
     recompute: str = "layer"
     seed: int = 0
 
@@ -72,12 +79,19 @@ class Result:
     grad_norm: float
     metrics: dict[str, float]
     expert_counts: Tensor | None
+    logprobs: npt.NDArray[np.float64]
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
 def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
     tree = random_tree(case.seed, num_rows=max(9, 2 * case.replicas), max_extend=14)
     slots = 2
+    if case.chain:
+        capacity = int(tree.length.max()) // 2
+        options = PlanOptions(
+            dp=case.replicas, capacity=capacity, planner="psrl", chunk=4, on_too_long="split", seed=case.seed
+        )
+        return tree, plan_tree(tree, options)
     if not case.levels:
         return tree, plan_of(tree, dp=case.replicas, slots=slots)
     bundle = nested_bundle(tree, dp=case.replicas, slots=slots, levels=case.levels, chunk=16, seed=case.seed)
@@ -105,16 +119,23 @@ def build_trainer(case: Case, spec: ModelSpec = LOCAL_SPEC, ranks: Ranks = ONE_P
     )
 
 
-def result_of(step: StepLoss) -> Result:
+def run(case: Case, trainer: Trainer) -> Result:
+    """The case on a trainer's rank: a forward-only pass, and a step without its update."""
+    tree, bundle = inputs(case)
+    logprobs = plan_logprobs(trainer.model, bundle, tree, head_block_rows=7, ranks=trainer.ranks)
+    step = trainer.backward(trainer.prepare(bundle, tree))
     return Result(
-        loss=step.loss, grad_norm=step.grad_norm, metrics=step.metrics, expert_counts=step.expert_counts
+        loss=step.loss,
+        grad_norm=step.grad_norm,
+        metrics=step.metrics,
+        expert_counts=step.expert_counts,
+        logprobs=logprobs,
     )
 
 
 def run_alone(case: Case) -> Result:
     """The case in this process."""
     trainer = build_trainer(case)
-    tree, bundle = inputs(case)
-    result = result_of(trainer.backward(trainer.prepare(bundle, tree)))
+    result = run(case, trainer)
     result.gradients = {name: trainer.optimizer.gradient(name) for name, _ in trainer.optimizer.parameters()}
     return result

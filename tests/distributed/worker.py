@@ -17,14 +17,13 @@ from harts_core.exec.parallel.groups import leave_groups, make_groups, process_g
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.parallel.spec import parallel_spec
 from harts_core.exec.parallel.state import gather_whole, join_stages
-from tests.distributed.cases import Case, Result, build_trainer, inputs, result_of
+from tests.distributed.cases import Case, Result, build_trainer, run
 
 
 def run_case(case: Case, rank: int) -> Result:
     groups = make_groups(case.section, rank)
     trainer = build_trainer(case, parallel_spec(groups), ProcessGrid(groups, torch.device("cpu")))
-    tree, bundle = inputs(case)
-    result = result_of(trainer.backward(trainer.prepare(bundle, tree)))
+    result = run(case, trainer)
     for name, parameter in trainer.optimizer.parameters():
         result.gradients[name] = gather_whole(trainer.optimizer.gradient(name), parameter, groups)
     if not groups.is_first_of_stage:

@@ -88,7 +88,7 @@ def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Itera
         from harts_core.exec.parallel.watch import Watch
     except ImportError as error:
         raise MissingBackendError(
-            f"training in several processes needs {error.name}, which is not installed",
+            f"a job of several processes needs {error.name}, which is not installed",
             hint="pip install 'harts[train]'",
         ) from error
     with process_groups(parallel, launch, device) as groups:
