@@ -5,8 +5,8 @@ that the stage before sent, its backward on a gradient that the stage after sent
 keeps for those that import from it) never leave their stage.
 
 All stages run the forwards in one order and the backwards in one order, those of the single process. What a
-schedule decides is how far the backwards lag: on stage s every backward waits for P − 1 − s (times ``lag``)
-more *consumer* forwards than on the last stage. Producers advance no count, so one-forward-one-backward runs
+schedule decides is how far the backwards lag: on stage s every backward waits for lag · (P − 1 − s) more
+*consumer* forwards than on the last stage. Producers advance no count, so one-forward-one-backward runs
 on over the bounds of windows. Windows kept apart, and limits on live producers, are deadlines in that order
 that are the same on all stages. The lag never grows from one stage to the next and deadlines are common, so a
 stage never waits for a forward that its neighbour has put after the backward that it is waiting for: no
@@ -38,6 +38,9 @@ from harts_core.plan.schedule.units import Event, UnitLinks, peak_alive, unit_ev
 ScheduleKind = Literal["harts", "non-overlapping", "backward-first"]
 SCHEDULES: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
 """Kinds of schedule; the first is the one to train with, the others are for comparison."""
+DEFAULT_LAG = 2
+"""One microbatch in reserve for each following stage: with 1 a stage waits whenever its neighbour has a longer
+microbatch than its own, with more than 2 hardly less (docs/schedule.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def pipeline_schedule(
     kind: ScheduleKind = "harts",
     units: Sequence[int] | None = None,
     links: UnitLinks | None = None,
-    lag: int = 1,
+    lag: int = DEFAULT_LAG,
     max_live_producers: int | None = None,
     training: bool = True,
 ) -> PipelineSchedule:
@@ -103,9 +106,9 @@ def pipeline_schedule(
         lag: consumer forwards by which the backwards of a stage lag behind those of the next stage. 1 is the
             usual one forward, one backward; more keeps up to lag · (P − 1 − s) + 1 consumers in flight on
             stage s and evens out consumers of unequal cost.
-        max_live_producers: on one stage; by default lag · (P − 1) + 1 for each level of nested producers,
-            which windows never exceed. A stage holds 1/P of a producer's layers: with lag 1 that is no more
-            memory than the single process needs.
+        max_live_producers: on one stage; by default P for each level of nested producers. A stage holds 1/P
+            of a producer's layers: that is no more memory than the single process needs. With lag 1 windows
+            never have more alive; with a larger lag only those of fewer slots than the lag could.
         training: False: forward only; a unit is freed when the last unit that imports from it has run.
 
     Raises:
@@ -124,7 +127,7 @@ def pipeline_schedule(
     producer = bundle.units.kind == PRODUCER
     nested = peak_alive(single, producer)
     lags = [lag * (num_stages - 1 - s) for s in range(num_stages)]
-    limit = max((lags[0] + 1) * nested, 1) if max_live_producers is None else max_live_producers
+    limit = max(num_stages * nested, 1) if max_live_producers is None else max_live_producers
     if nested > limit:
         raise ConfigError(
             f"at most {limit} live producers are allowed, but {nested} of the plan's are nested",

@@ -11,7 +11,7 @@ from harts_core.errors import ConfigError
 from harts_core.plan.bundle import CONSUMER, PlanBundle
 from harts_core.plan.report import check_references
 from harts_core.plan.schedule.check import check_schedule
-from harts_core.plan.schedule.pipeline import SCHEDULES, ScheduleKind, pipeline_schedule
+from harts_core.plan.schedule.pipeline import DEFAULT_LAG, SCHEDULES, ScheduleKind, pipeline_schedule
 from harts_core.plan.schedule.timeline import Pass, Timeline, simulate
 from harts_core.plan.validate.failure import require
 
@@ -96,7 +96,7 @@ def pipeline_report(
     num_stages: int,
     kinds: Sequence[ScheduleKind] = SCHEDULES,
     replica: int | None = None,
-    lag: int = 1,
+    lag: int = DEFAULT_LAG,
     max_live_producers: int | None = None,
 ) -> PipelineReport:
     """Make, check and simulate schedules of all replicas.

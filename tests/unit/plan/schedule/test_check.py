@@ -15,7 +15,7 @@ from tests.support_train import random_tree
 from tests.support_windows import window_bundle
 
 BUNDLE = window_bundle(random_tree(1), chunk=4, consumers=3, seed=8)
-SCHEDULE = pipeline_schedule(BUNDLE, num_stages=3, replica=0)
+SCHEDULE = pipeline_schedule(BUNDLE, num_stages=3, replica=0, lag=1)
 
 
 def edited(stage: int, edit: Callable[[list[Event]], None]) -> PipelineSchedule:

@@ -33,7 +33,7 @@ def two_windows(*, slots: int = 4, dp: int = 1, seed: int = 3) -> PlanBundle:
 def test_without_windows_it_is_the_usual_one_forward_one_backward() -> None:
     bundle = plan_of(random_tree(0, num_rows=12), slots=4)
     for kind in SCHEDULES[:2]:
-        assert passes(pipeline_schedule(bundle, num_stages=3, replica=0, kind=kind)) == [
+        assert passes(pipeline_schedule(bundle, num_stages=3, replica=0, kind=kind, lag=1)) == [
             "F0 F1 F2 B0 F3 B1 B2 B3",
             "F0 F1 B0 F2 B1 F3 B2 B3",
             "F0 B0 F1 B1 F2 B2 F3 B3",
@@ -43,23 +43,38 @@ def test_without_windows_it_is_the_usual_one_forward_one_backward() -> None:
 def test_producers_take_no_slot_and_windows_overlap() -> None:
     bundle = two_windows()
     assert bundle.units_of_replica(0).tolist() == [0, 2, 3, 1, 4, 5]  # units 0 and 1 are the producers
-    assert passes(pipeline_schedule(bundle, num_stages=2, replica=0)) == [
-        "F0 F2 F3 B2 F1 F4 B3 B0 F5 B4 B5 B1",
-        "F0 F2 B2 F3 B3 B0 F1 F4 B4 F5 B5 B1",
-    ]
-    assert passes(pipeline_schedule(bundle, num_stages=2, replica=0, kind="non-overlapping")) == [
-        "F0 F2 F3 B2 B3 B0 F1 F4 F5 B4 B5 B1",
-        "F0 F2 B2 F3 B3 B0 F1 F4 B4 F5 B5 B1",
-    ]
+    last = "F0 F2 B2 F3 B3 B0 F1 F4 B4 F5 B5 B1"
+    for lag, first in ((1, "F0 F2 F3 B2 F1 F4 B3 B0 F5 B4 B5 B1"), (2, "F0 F2 F3 F1 F4 B2 F5 B3 B0 B4 B5 B1")):
+        assert passes(pipeline_schedule(bundle, num_stages=2, replica=0, lag=lag)) == [first, last]
+        apart = pipeline_schedule(bundle, num_stages=2, replica=0, lag=lag, kind="non-overlapping")
+        assert passes(apart) == ["F0 F2 F3 B2 B3 B0 F1 F4 F5 B4 B5 B1", last]
 
 
 def test_a_larger_lag_keeps_more_consumers_in_flight() -> None:
     bundle = plan_of(random_tree(0, num_rows=12), slots=5)
-    assert passes(pipeline_schedule(bundle, num_stages=3, replica=0, lag=2)) == [
+    expected = [
         "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4",
         "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
         "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
     ]
+    assert passes(pipeline_schedule(bundle, num_stages=3, replica=0, lag=2)) == expected
+    assert passes(pipeline_schedule(bundle, num_stages=3, replica=0)) == expected  # the default
+
+
+def test_a_larger_lag_keeps_no_more_producers_alive() -> None:
+    """Windows of one slot: P of their producers, whatever the lag."""
+    bundle = nested_bundle(
+        random_tree(4, num_rows=40), dp=1, slots=6, levels=1, chunk=4, seed=4, outer=list(range(6))
+    )
+    producer = bundle.units.kind == PRODUCER
+    assert producer.sum() == 6
+    for lag in (1, 2, 3):
+        schedule = pipeline_schedule(bundle, num_stages=3, replica=0, lag=lag)
+        assert schedule.max_live_producers == 3
+        assert peak_alive(schedule.stages[0], producer) == 3
+        check_schedule(bundle, schedule)
+    wide = pipeline_schedule(bundle, num_stages=3, replica=0, lag=2, max_live_producers=9)
+    assert peak_alive(wide.stages[0], producer) == 5
 
 
 def test_transfers_stand_beside_their_passes() -> None:
@@ -82,7 +97,7 @@ def test_transfers_stand_beside_their_passes() -> None:
 
 def test_a_limit_on_live_producers_delays_only_the_next_producer() -> None:
     bundle = two_windows()
-    schedule = pipeline_schedule(bundle, num_stages=2, replica=0, max_live_producers=1)
+    schedule = pipeline_schedule(bundle, num_stages=2, replica=0, lag=1, max_live_producers=1)
     assert passes(schedule)[0] == "F0 F2 F3 B2 B3 B0 F1 F4 F5 B4 B5 B1"
     check_schedule(bundle, schedule)
     producer = bundle.units.kind == PRODUCER
@@ -126,7 +141,7 @@ def test_some_units_of_a_replica() -> None:
     bundle = two_windows()
     schedule = pipeline_schedule(bundle, num_stages=2, replica=0, units=(1, 4, 5))
     check_schedule(bundle, schedule)
-    assert passes(schedule) == ["F1 F4 F5 B4 B5 B1", "F1 F4 B4 F5 B5 B1"]
+    assert passes(schedule) == ["F1 F4 F5 B4 B5 B1", "F1 F4 B4 F5 B5 B1"]  # both in flight with any lag
 
 
 def test_links_beyond_the_plan() -> None:
