@@ -30,14 +30,26 @@ def compare(
     on_too_long: Annotated[
         str, typer.Option(metavar="error|drop", help="Trajectories longer than the capacity.")
     ] = "error",
+    block_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Fixed block sizes, beside the adaptive blocks of the cache."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="train.toml: the cache in bytes of its model, not in tokens."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every plan's metrics.")] = False,
 ) -> None:
-    """Compare planners: compression, balance, bounds, time. Nothing is written; every plan is validated."""
+    """Compare planners: compression, balance, cache, time. Nothing is written; every plan is validated."""
     from dataclasses import asdict
 
     from harts_cli.output import compiling_shown, fail, print_json, progress_bar, stdout
     from harts_cli.report.compare_view import WIDTH, compare_report
     from harts_cli.report.terminal import print_report
+    from harts_core.exec.cache_bytes import cache_row_bytes
+    from harts_core.exec.config import read_config
+    from harts_core.exec.model_section import resolve_model_config
+    from harts_core.plan.cache_policy.rows import TOKENS
     from harts_core.plan.compare import compare_planners
     from harts_core.plan.cost_model import DEFAULT_COST_MODEL, load_cost_model
     from harts_core.plan.options import PlanOptions
@@ -45,6 +57,7 @@ def compare(
     from harts_core.trees.tree_file import read_tree
 
     replicas = _integers("--dp", dp)
+    fixed = [] if block_tokens is None else _integers("--block-tokens", block_tokens)
     options = PlanOptions(
         dp=replicas[0],
         capacity=capacity,
@@ -55,6 +68,11 @@ def compare(
         search_budget=search_budget,
         on_too_long=on_too_long,
     )
+    sizes = TOKENS
+    if config is not None:
+        read = read_config(config)
+        model = resolve_model_config(read.model, where=str(config))
+        sizes = cache_row_bytes(model, read.runtime.dtype, tensor_parallel=read.parallel.tp)
     with progress_bar() as progress, compiling_shown(progress):
         comparison = compare_planners(
             read_tree(tree),
@@ -62,6 +80,8 @@ def compare(
             dp=replicas,
             seeds=_integers("--seeds", seeds),
             options=options,
+            block_tokens=fixed,
+            row_bytes=sizes,
             progress=progress,
         )
     if as_json:

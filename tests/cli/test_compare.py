@@ -58,6 +58,31 @@ def test_the_table_has_medians_and_bounds(tree: RolloutTree, tmp_path: Path) -> 
     assert "medians over 3 seeds" in result.stdout
 
 
+def test_block_sizes_are_rows(tree: RolloutTree, tmp_path: Path) -> None:
+    config = tmp_path / "train.toml"
+    config.write_text('[model]\npreset = "cpu-moe"\n')
+    command: list[str | Path] = ["compare", tmp_path / "tree.arrow", "--dp", "2", "--capacity", "100"]
+    command += ["--planners", "psrl,expanded", "--block-tokens", "1,16", "--config", config, "--chunk", "4"]
+    result = run_harts(*command, "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    data = json.loads(result.stdout)
+    assert data["cache_unit"] == "bytes"
+    blocks = {r["planner"]: r["cache"]["blocks"] for r in data["results"]}
+    assert [b["block_tokens"] for b in blocks["psrl"]] == [None, 1, 16]
+    assert {b["peak"] for b in blocks["expanded"]} == {0}
+    adaptive, single, sixteen = blocks["psrl"]
+    assert 0 < adaptive["peak"] == single["peak"] < sixteen["peak"]
+    shown = run_harts(*command).stdout
+    assert "cache between microbatches in bytes" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    copied = f"{sixteen['copied_tokens']:,}"
+    assert next(line[-3:] for line in lines if line[1:3] == ["psrl", "16"]) == [
+        copied,
+        f"{sixteen['computed_tokens']:,}",
+        f"{sixteen['decoder_compression']:.3f}",
+    ]
+
+
 def test_a_planner_without_a_plan_is_a_row(tree: RolloutTree, tmp_path: Path) -> None:
     longest = int(tree.length.max())
     command = (
@@ -86,6 +111,9 @@ def test_a_planner_without_a_plan_is_a_row(tree: RolloutTree, tmp_path: Path) ->
         (["--dp", "2,x", "--capacity", "300"], 2, "--dp must be integers separated by commas"),
         (["--dp", "2", "--capacity", "300", "--seeds", ""], 2, "--seeds must be integers"),
         (["--dp", "0", "--capacity", "300"], 2, "dp must be a positive integer"),
+        (["--dp", "2", "--capacity", "300", "--block-tokens", "16,0"], 2, "a block holds at least one token"),
+        (["--dp", "2", "--capacity", "300", "--block-tokens", "x"], 2, "--block-tokens must be integers"),
+        (["--dp", "2", "--capacity", "300", "--config", "none.toml"], 2, "none.toml"),
         (
             ["--dp", "2", "--capacity", "300", "--on-too-long", "split", "--planners", "expanded"],
             2,
