@@ -144,15 +144,17 @@ def memory(
     from harts_core.plan.bundle_file import read_bundle
     from harts_core.plan.cache_policy.report import memory_report
     from harts_core.plan.cache_policy.rows import TOKENS
+    from harts_core.plan.recompute import Recompute
     from harts_core.plan.validate import validate_plan
     from harts_core.trees.tree_file import read_tree
 
-    sizes, recompute = TOKENS, False
+    sizes = TOKENS
+    recompute: Recompute = "none"
     if config is not None:
         read = read_config(config)
         model = resolve_model_config(read.model, where=str(config))
         sizes = cache_row_bytes(model, read.runtime.dtype, tensor_parallel=read.parallel.tp)
-        recompute = read.runtime.recompute == "layer"
+        recompute = read.runtime.recompute
         if budget is None:
             budget = read.runtime.memory_budget_bytes or None
     loaded = read_bundle(bundle)

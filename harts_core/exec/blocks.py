@@ -10,7 +10,7 @@ The unit's own backward starts from those gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from harts_core.exec.cache_bytes import cache_row_bytes
-from harts_core.exec.config import Dtype, Recompute, RuntimeSection
+from harts_core.exec.config import Dtype, RuntimeSection
 from harts_core.exec.kda import state_dtype
 from harts_core.exec.layout import UnitLayout
 from harts_core.exec.model.decoder import HybridModel
@@ -28,6 +28,7 @@ from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.cache_policy.blocks import Block, cache_blocks
 from harts_core.plan.cache_policy.simulate import CacheCounters, simulate
 from harts_core.plan.cache_policy.trace import block_sizes, cache_trace
+from harts_core.plan.recompute import Recompute, recomputes_layers
 from harts_core.plan.schedule.units import Event
 from harts_core.trees.rollout_tree import RolloutTree
 
@@ -162,6 +163,10 @@ class UnitExport:
         """The blocks that a unit reads."""
         return [live for live in self.blocks if unit in live.block.readers]
 
+    def in_graph(self, interface: UnitInterface) -> UnitExport:
+        """The same rows, whose gradients will go into the graph of a second forward that made them again."""
+        return replace(self, tensors=_exported_tensors(interface))
+
     def gradient_roots(self) -> tuple[list[GradientEdge], list[Tensor]]:
         """Where the unit's backward starts, and the gathered gradients there."""
         edges: list[GradientEdge] = []
@@ -182,6 +187,22 @@ class UnitExport:
         return edges, gradients
 
 
+def _exported_tensors(interface: UnitInterface) -> tuple[ExportedTensor, ...]:
+    """What remains of everything that a forward exported: layer by layer, then the final hidden states."""
+    tensors = [t for layer in interface.layers for t in layer.tensors()]
+    tables = [table for layer in interface.layers for table in layer.TENSOR_TABLES]
+    return tuple(
+        ExportedTensor(
+            edge=get_gradient_edge(tensor) if tensor.requires_grad else None,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            device=tensor.device,
+            table=table,
+        )
+        for tensor, table in zip([*tensors, interface.hidden], [*tables, "hidden"], strict=True)
+    )
+
+
 class BlockManager:
     """Keeps the blocks of one run of events.
 
@@ -189,8 +210,8 @@ class BlockManager:
         model: its shape, dtype and device are used.
         bundle: a validated plan.
         tree: its rollout tree.
-        events: all events that will come, in order.
-        recompute: whether backwards read the values again.
+        events: all events that will come, in order, second forwards included.
+        recompute: with layers, backwards read the values again.
         settings: budget and block size.
     """
 
@@ -214,7 +235,7 @@ class BlockManager:
             has_head=model.spec.stage.is_last,
         )
         sizes = block_sizes(bundle, blocks, row_bytes, tree)
-        self._trace = cache_trace(blocks, sizes, events, recompute=recompute == "layer")
+        self._trace = cache_trace(blocks, sizes, events, reread=recomputes_layers(recompute))
         self._run = simulate(self._trace, budget=settings.budget_bytes)
         self._budget = settings.budget_bytes
         self._blocks = blocks.blocks
@@ -238,7 +259,7 @@ class BlockManager:
         return sum(c.num_bytes for c in self._cached.values() if not c.on_host)
 
     def begin(self, event: Event) -> None:
-        """Before a forward or backward: move blocks, and make the gradients that it will add to."""
+        """Before a pass: move blocks, and make the gradients that a backward will add to."""
         assert event == self._trace.passes[self._at], (event, self._trace.passes[self._at])
         actions, counters = self._run.actions[self._at], self.counters
         for i in self._needed[self._at]:
@@ -261,21 +282,9 @@ class BlockManager:
             self._measure_peak()
 
     def store(self, layout: UnitLayout, index: ExportIndex, interface: UnitInterface) -> UnitExport:
-        """In a unit's forward: put what it exported into blocks."""
+        """In a unit's first forward: put what it exported into blocks."""
         parts = [layer.tensors() for layer in interface.layers]
-        tables = [table for layer in interface.layers for table in layer.TENSOR_TABLES]
-        exported = tuple(
-            ExportedTensor(
-                edge=get_gradient_edge(tensor) if tensor.requires_grad else None,
-                shape=tensor.shape,
-                dtype=tensor.dtype,
-                device=tensor.device,
-                table=table,
-            )
-            for tensor, table in zip(
-                [*(t for part in parts for t in part), interface.hidden], [*tables, "hidden"], strict=True
-            )
-        )
+        exported = _exported_tensors(interface)
         values = [t.detach() for part in parts for t in part] + [interface.hidden.detach()]
         blocks = [
             self._store_block(i, layout, index, exported, values) for i in self._run.actions[self._at].create
@@ -290,7 +299,7 @@ class BlockManager:
         )
 
     def end(self) -> None:
-        """After a forward or backward: free what nobody will read again."""
+        """After a pass: free what nobody will read again."""
         for i in self._run.actions[self._at].free:
             self._cached.pop(i).drop()
         self._at += 1

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harts_core.errors import ConfigError
+from harts_core.plan.recompute import Recompute
 
 T = TypeVar("T")
 
 MAX_THREADS = 1024
 
 Dtype = Literal["float32", "bfloat16", "float64"]
-Recompute = Literal["none", "layer"]
 LinearCalls = Literal["rounds", "levels", "nodes", "no-replay"]
 Backend = Literal["torch", "naive", "fla"]
 Device = Literal["cpu", "cuda"]
@@ -196,7 +196,8 @@ class RuntimeSection:
         device: where the model lives.
         backend: linear-attention kernels: ``torch`` (chunkwise), ``naive`` (token by token, reference),
             ``fla`` (Triton, needs a GPU).
-        recompute: activations to recompute in the backward pass: ``none`` or every ``layer``.
+        recompute: activations to recompute in the backward pass: ``none``, every ``layer``, every whole
+            ``unit`` that has to wait for its backward, or both, ``unit+layer``.
         linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or, to compare
             with, one call per tree ``levels`` or ``nodes``, or ``no-replay``.
         head_block_rows: rows of vocabulary logits held at a time.

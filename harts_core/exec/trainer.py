@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harts_core.errors import NonFiniteError
 from harts_core.exec.blocks import CacheSettings
-from harts_core.exec.config import LinearCalls, Recompute
+from harts_core.exec.config import LinearCalls
 from harts_core.exec.head import unit_head, unit_logprobs
 from harts_core.exec.layout import UnitLayout
 from harts_core.exec.metrics import StepMetrics
@@ -31,6 +31,7 @@ from harts_core.exec.step_data import StepData, build_step_data
 from harts_core.exec.unit import unit_hidden
 from harts_core.exec.windows import ExecutionCounts, UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.recompute import Recompute
 from harts_core.progress import Progress, no_progress
 from harts_core.trees.rollout_tree import RolloutTree
 
@@ -62,7 +63,7 @@ class Trainer:
         model: the model; its device and dtype are used.
         objective: the loss.
         optimizer: over the model's parameters; its configuration also has the rate of the experts' bias.
-        recompute: ``none``, or ``layer``: recompute activations in the backward pass.
+        recompute: activations to compute again in the backward passes: none, of layers, of whole units.
         head_block_rows: rows of vocabulary logits held at a time.
         linear_calls: how linear attention is cut into packed calls: the plan's ``rounds``, or a comparison.
         router: weights of the router's losses.
@@ -161,13 +162,12 @@ class Trainer:
             ranks=self.ranks,
             cache=self.cache,
         )
-        events = work.events()
         executor = UnitExecutor(
             self.model,
             work.bundle,
             data.tree,
             lambda forward: self._loss(data, forward, sums, router),
-            events,
+            work.events(),
             recompute=self.recompute,
             linear_calls=self.linear_calls,
             links=work.links,
@@ -177,7 +177,7 @@ class Trainer:
         )
         done = 0
         progress("units", done, work.num_units)
-        for event in events:
+        for event in executor.events:
             self.ranks.at(f"step {self.steps_done + 1}, {event.kind} of unit {event.unit}")
             executor.run(event)
             if event.kind == "backward":

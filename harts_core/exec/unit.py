@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from harts_core.exec.layout import DeviceLayout, UnitLayout
-from harts_core.exec.model.decoder import HybridModel, Recompute, UnitOutput
+from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.interface import LayerImports
+from harts_core.plan.recompute import Recompute
 
 
 def unit_hidden(
@@ -21,7 +22,7 @@ def unit_hidden(
         model: the model.
         layout: the unit's layout.
         imports: what the layout needs from other units; None where it needs nothing.
-        recompute: "none", or "layer" to trade a second forward for memory.
+        recompute: whether layers run again in the backward pass, to trade their second forward for memory.
 
     Returns:
         hidden_CH [C, hidden_size] in the model dtype, after the final norm, in memory order.

@@ -154,7 +154,7 @@ def test_memory(files: Path) -> None:
     )
     more = ("--config", config, "--tree", files / "tree.arrow", "--forward-only", "--json")
     data = json.loads(run_harts("inspect", "memory", files / "chain", *more).stdout)
-    assert (data["unit"], data["recompute"], data["forward_only"]) == ("bytes", True, True)
+    assert (data["unit"], data["recompute"], data["forward_only"]) == ("bytes", "layer", True)
     assert {p["budget"] for p in data["policies"]} == {None, 9}
     assert data["policies"][0]["peak"] > first["peak"]
 

@@ -36,7 +36,7 @@ def run(folder: Path, name: str, runtime: str) -> tuple[StepMetrics, MemoryRepor
         row_bytes=cache_row_bytes(resolve_model_config(read.model), read.runtime.dtype),
         tree=written,
         budget=read.runtime.memory_budget_bytes or None,
-        recompute=read.runtime.recompute == "layer",
+        recompute=read.runtime.recompute,
     )
     return result.steps[0], report
 
@@ -53,7 +53,7 @@ def agrees(step: StepMetrics, policy: PolicyReport) -> bool:
     return measured == expected
 
 
-@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("recompute", ["none", "layer", "unit", "unit+layer"])
 def test_predicted_and_logged(tmp_path: Path, recompute: str) -> None:
     base = f'recompute = "{recompute}"\n'
     step, report = run(tmp_path, "free", base)

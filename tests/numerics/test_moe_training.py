@@ -132,7 +132,7 @@ def make_trainer(
     return Trainer(model, objective, optimizer, router=terms, recompute=recompute)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("recompute", ["none", "layer", "unit"])
 @pytest.mark.parametrize("kind", ["expanded", "shared", "window", "nested", "chain"])
 def test_every_plan_gives_the_losses_gradients_and_statistics(kind: str, recompute: str) -> None:
     tree = weighted_tree(TREE)

@@ -10,7 +10,7 @@ from harts_core.plan.cost_model import PRESETS
 from harts_core.plan.layout import TOKEN_WISE
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
-from tests.numerics.test_windows import check, weighted_tree
+from tests.numerics.test_windows import MODES, check, weighted_tree
 
 CHUNK = 4
 
@@ -41,7 +41,7 @@ def starts_inside_chunks(bundle: PlanBundle) -> bool:
     return bool((table.start % bundle.chunk != 0).any())
 
 
-@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("recompute", MODES)
 @pytest.mark.parametrize("config", ["dense", "moe"])
 @pytest.mark.parametrize("tree_name", ["inside-chunks", "depth-9", "random-2"])
 def test_a_trajectory_over_four_microbatches(tree_name: str, config: str, recompute: str) -> None:
@@ -70,7 +70,7 @@ def test_several_replicas_and_rows_that_end_inside_others(tree_name: str, dp: in
 def test_chunks_of_64() -> None:
     bundle = split_plan("chunk-64", chunk=64, parts=5)
     assert starts_inside_chunks(bundle)
-    check("moe", "chunk-64", bundle, recompute="layer")
+    check("moe", "chunk-64", bundle, recompute="unit")
 
 
 @pytest.mark.parametrize("tree_name", ["random-0", "random-3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,7 @@ from harts_core.exec.model.mla_layer import MlaAttention, Rotation
 from harts_core.exec.model.mlp import SwiGLU
 from harts_core.exec.model.moe import MoE, Routing
 from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
-
-Recompute = Literal["none", "layer"]
+from harts_core.plan.recompute import Recompute, recomputes_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +196,8 @@ class HybridModel(nn.Module):
             layout: the unit's layout.
             imports: the rows and states of other units that the layout names, in its order; None only
                 where it names none.
-            recompute: "layer" keeps only each layer's input and runs the layer again in the backward pass.
+            recompute: with layers, only each layer's input is kept and the layer runs again in the backward
+                pass. (Whole units run again where their executor says so.)
             export: rows and states to return for later units.
             received: the residual stream from the stage before, where there is one.
 
@@ -221,7 +220,7 @@ class HybridModel(nn.Module):
         exported: list[LayerInterface] = []
         for i in range(len(self.model.layers)):
             arguments = (i, x, device, rotation, imports, export)
-            if recompute == "layer":
+            if recomputes_layers(recompute):
                 x, routed, part = checkpoint(
                     self._run_layer, *arguments, use_reentrant=False, preserve_rng_state=False
                 )

@@ -12,7 +12,9 @@ from harts_core.plan.cache_policy.blocks import CacheBlocks, cache_blocks
 from harts_core.plan.cache_policy.rows import TOKENS, RowBytes
 from harts_core.plan.cache_policy.simulate import CacheRun, Eviction, simulate
 from harts_core.plan.cache_policy.trace import CacheTrace, block_sizes, cache_trace
+from harts_core.plan.recompute import Recompute, recomputes_layers
 from harts_core.plan.report import check_references
+from harts_core.plan.schedule.second_forwards import peak_graphs, with_second_forwards
 from harts_core.plan.schedule.units import unit_events, unit_links
 from harts_core.plan.validate.failure import require
 from harts_core.trees.rollout_tree import RolloutTree
@@ -67,9 +69,10 @@ class MemoryReport:
         planner: of the plan.
         unit: ``bytes``, or ``tokens``: one for a token's values, one for its gradient.
         forward_only: whether there are no backwards.
-        recompute: whether backwards read the values again.
+        recompute: activations that are computed again.
+        activation_tokens: the most padded tokens on a replica whose graphs are alive at once.
         replica: the one that is shown, with the highest adaptive peak.
-        passes: its forwards and backwards: ``F`` or ``B`` and the unit.
+        passes: its forwards, second forwards and backwards: ``F``, ``R`` or ``B`` and the unit.
         imported_tokens: read of other units, counted for every reader.
         cached_tokens: different ones.
         release_saving: 1 − the just-in-time peak / the peak without release.
@@ -79,7 +82,8 @@ class MemoryReport:
     planner: str
     unit: str
     forward_only: bool
-    recompute: bool
+    recompute: Recompute
+    activation_tokens: int
     replica: int
     passes: tuple[str, ...]
     imported_tokens: int
@@ -94,7 +98,7 @@ def memory_report(
     row_bytes: RowBytes = TOKENS,
     tree: RolloutTree | None = None,
     budget: int | None = None,
-    recompute: bool = False,
+    recompute: Recompute = "none",
     forward_only: bool = False,
     fixed_sizes: Sequence[int] = FIXED_SIZES,
 ) -> MemoryReport:
@@ -105,7 +109,7 @@ def memory_report(
         row_bytes: sizes of the rows; ``TOKENS`` counts tokens.
         tree: its rollout tree, for the final hidden states that heads read of other units; None: without.
         budget: of ``farthest`` and ``lru``, on a replica; None: half of the adaptive peak.
-        recompute: whether backwards recompute activations, and so read the values again.
+        recompute: activations that backwards compute again, for which they read the values again.
         forward_only: without backwards.
         fixed_sizes: block sizes to compare with.
 
@@ -116,13 +120,15 @@ def memory_report(
     _check_spans(bundle)
     links = unit_links(bundle)
     events = [
-        unit_events(links, bundle.units_of_replica(d).tolist(), training=not forward_only)
+        with_second_forwards(
+            unit_events(links, bundle.units_of_replica(d).tolist(), training=not forward_only), recompute
+        )
         for d in range(bundle.dp)
     ]
 
     def traces(blocks: CacheBlocks) -> list[CacheTrace]:
         sizes = block_sizes(bundle, blocks, row_bytes, tree)
-        return [cache_trace(blocks, sizes, e, recompute=recompute) for e in events]
+        return [cache_trace(blocks, sizes, e, reread=recomputes_layers(recompute)) for e in events]
 
     adaptive = cache_blocks(bundle)
     exact = traces(adaptive)
@@ -139,11 +145,13 @@ def memory_report(
         runs = [simulate(t, budget=limit, eviction=rule) for t in exact]
         policies.append(_policy(rule, adaptive, runs, shown, budget=limit))
     most = policies[1].peak
+    graphs = [0 if forward_only else peak_graphs(e, bundle.units.padded_tokens) for e in events]
     return MemoryReport(
         planner=bundle.planner,
         unit="tokens" if row_bytes == TOKENS else "bytes",
         forward_only=forward_only,
         recompute=recompute,
+        activation_tokens=max(graphs),
         replica=shown,
         passes=tuple(f"{e.kind[0].upper()}{e.unit}" for e in exact[shown].passes),
         imported_tokens=adaptive.imported_tokens,

@@ -1,8 +1,9 @@
 """What the cache holds and when each part of it is needed: known exactly before the first unit runs.
 
-A block's values come into being in its owner's forward and are read by its readers' forwards (again by their
-backwards, where these recompute activations). Its gradient comes into being in the first reader's backward,
-every reader's backward adds to it, and the owner's backward starts from it.
+A block's values come into being in its owner's forward and are read by its readers' forwards, first and
+second (``recompute`` events), and again by their backwards where these run every layer again. Its gradient
+comes into being in the first reader's backward, every reader's backward adds to it, and the owner's backward
+starts from it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class CacheTrace:
     """The cache's exact future.
 
     Attributes:
-        passes: the forwards and backwards, in order.
+        passes: the forwards, second forwards and backwards, in order.
         objects: all parts, the values of each block before its gradient.
     """
 
@@ -55,7 +56,7 @@ class CacheTrace:
 
 
 def cache_trace(
-    blocks: CacheBlocks, sizes: Sequence[tuple[int, int]], events: Sequence[Event], *, recompute: bool = False
+    blocks: CacheBlocks, sizes: Sequence[tuple[int, int]], events: Sequence[Event], *, reread: bool = False
 ) -> CacheTrace:
     """Join the blocks with an order of events.
 
@@ -64,9 +65,9 @@ def cache_trace(
         sizes: bytes of the values and of the gradient of each block (``block_sizes``).
         events: of one process, in order, with every unit that imports from another one among them. Without
             backwards (a forward-only pass) there are no gradients.
-        recompute: whether backwards read the values again.
+        reread: whether backwards read the values again, because they run every layer again.
     """
-    passes = tuple(e for e in events if e.kind in ("forward", "backward"))
+    passes = tuple(e for e in events if e.kind in ("forward", "recompute", "backward"))
     at: dict[tuple[str, int], int] = {(e.kind, e.unit): i for i, e in enumerate(passes)}
     objects = []
     for i, (block, (value_bytes, gradient_bytes)) in enumerate(zip(blocks.blocks, sizes, strict=True)):
@@ -74,7 +75,8 @@ def cache_trace(
             continue
         forwards = [at["forward", unit] for unit in (block.owner, *block.readers)]
         backwards = [at[k] for unit in block.readers if (k := ("backward", unit)) in at]
-        reads = sorted(forwards + (backwards if recompute else []))
+        again = [at[k] for unit in block.readers if (k := ("recompute", unit)) in at]
+        reads = sorted(forwards + again + (backwards if reread else []))
         objects.append(CacheObject(block=i, gradient=False, num_bytes=value_bytes, uses=tuple(reads)))
         if backwards:
             uses = (*sorted(backwards), at["backward", block.owner])

@@ -18,6 +18,7 @@ from harts_core.plan.bundle import PlanBundle
 
 EventKind = Literal[
     "forward",
+    "recompute",
     "backward",
     "free",
     "receive_activation",
@@ -33,8 +34,9 @@ class Event:
 
     Attributes:
         kind: ``forward`` or ``backward`` of the unit, or ``free``: its graph, its interface and the gradients
-            gathered in it are dropped. In a pipeline also the transfers: activations come from the stage
-            before and go to the stage after, gradients the other way.
+            gathered in it are dropped. ``recompute``: its second forward
+            (``harts_core.plan.schedule.second_forwards``). In a pipeline also the transfers: activations come
+            from the stage before and go to the stage after, gradients the other way.
         unit: unit id.
     """
 

@@ -43,7 +43,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("recompute", ["none", "layer", "unit", "unit+layer"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_freed_unit_leaves_nothing(plan: str, recompute: str, training: bool) -> None:
     bundle: PlanBundle = PLANS[plan]
@@ -52,6 +52,7 @@ def test_a_freed_unit_leaves_nothing(plan: str, recompute: str, training: bool) 
 
     def loss_of(forward: UnitForward) -> Tensor | None:
         layout: UnitLayout = forward.layout
+        assert layout.unit not in kept  # evaluated once
         kept[layout.unit] = [weakref.ref(forward.hidden), weakref.ref(layout.tokens)]
         values = unit_logprobs(model, forward.hidden, layout, imported_hidden=forward.imported_hidden)
         kept[layout.unit].append(weakref.ref(values))
@@ -60,21 +61,27 @@ def test_a_freed_unit_leaves_nothing(plan: str, recompute: str, training: bool) 
     links = unit_links(bundle)
     events = unit_events(links, bundle.units_of_replica(0).tolist(), training=training)
     executor = UnitExecutor(model, bundle, TREE, loss_of, events, recompute=recompute)  # type: ignore[arg-type]
-    exporting = set()
-    for event in events:
+    second = {event.unit for event in executor.events if event.kind == "recompute"}
+    assert bool(second) == (training and recompute.startswith("unit"))
+    blocks: dict[int, list[weakref.ref[object]]] = {}
+    for event in executor.events:
         executor.run(event)
-        if event.kind == "forward":
+        if event.kind in ("forward", "recompute"):
             export = executor._live[event.unit].export
             assert (export is not None) == bool(links.importers[event.unit])
+            has_graph = training and (event.unit not in second or event.kind == "recompute")
+            assert (event.unit in kept) == (has_graph or not training)
             if export is not None:
-                exporting.add(event.unit)
-                assert all((t.edge is not None) == training for t in export.tensors if t.shape[0])
-                kept[event.unit] += [weakref.ref(live) for live in export.blocks]
+                assert all((t.edge is not None) == has_graph for t in export.tensors if t.shape[0])
+                blocks[event.unit] = [weakref.ref(live) for live in export.blocks]
             del export
         elif event.kind == "free":
-            alive = [ref() for ref in kept.pop(event.unit) if ref() is not None]
+            refs = kept.pop(event.unit) + blocks.pop(event.unit, [])
+            alive = [ref() for ref in refs if ref() is not None]
             assert not alive, (event, [type(x) for x in alive])
-        assert executor.counts.live_interfaces == len(exporting & kept.keys())
+        assert executor.counts.live_interfaces == len(blocks)
+        if recompute.startswith("unit") and training:
+            assert len(kept) <= 1  # the graph of one unit
     assert not kept
     assert executor.counts.live_bytes == 0
     assert executor.counts.cache == executor.blocks.simulated
