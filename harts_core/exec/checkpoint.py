@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.model.spec import ModelSpec
-    from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.optimizer import StepOptimizer
     from harts_core.exec.parallel.job import Job
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def save_checkpoint(
     folder: Path,
     model: HybridModel,
-    optimizer: Optimizer,
+    optimizer: StepOptimizer,
     state: RunState,
     *,
     extra_tensors: dict[str, Tensor],
@@ -120,9 +120,7 @@ def save_checkpoint(
     path = folder / checkpoint_name(state.step)
     weights = job.collect((name, t, t) for name, t in model.state_dict(keep_vars=True).items())
     parameters = dict(optimizer.parameters())
-    moments = job.collect(
-        (name, t, parameters[parameter_of(name)]) for name, t in optimizer.state_tensors().items()
-    )
+    moments = job.collect((name, t, parameters[parameter_of(name)]) for name, t in optimizer.named_state())
     if not job.is_main:
         return path
     with atomic_directory(path, replaces=FOLDER) as temporary:
@@ -192,7 +190,7 @@ def falling_back(path: Path | None) -> Iterator[None]:
         raise type(error)(error.what, where=error.where, hint=hint) from error
 
 
-def restore_optimizer(path: Path, optimizer: Optimizer, spec: ModelSpec) -> None:
+def restore_optimizer(path: Path, optimizer: StepOptimizer, spec: ModelSpec) -> None:
     """Load a checkpoint's optimizer state and the random generators' states.
 
     A rank of a split model reads its own parts only.
@@ -258,7 +256,7 @@ def check_same_config(stored: dict[str, Any], current: dict[str, Any], where: st
 
 MAY_CHANGE = {
     *(("runtime", key) for key in ("threads", "checkpoint_every", "keep_checkpoints", "memory_budget_bytes")),
-    *(("parallel", key) for key in ("dp", "tp", "sp", "pp", "ep", "timeout_s")),
+    *(("parallel", key) for key in ("dp", "tp", "sp", "pp", "ep", "distributed_optimizer", "timeout_s")),
 }
 """Keys that a resumed run may change."""
 

@@ -8,20 +8,15 @@ before anything heavy starts. docs/configuration.md describes every key.
 
 from __future__ import annotations
 
-import math
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from harts_core.errors import ConfigError
+from harts_core.exec.config_table import build_section, parse_section, require, suggest
 from harts_core.plan.recompute import Recompute
-
-T = TypeVar("T")
 
 MAX_THREADS = 1024
 
@@ -32,11 +27,6 @@ Device = Literal["cpu", "cuda"]
 Schedule = Literal["constant", "linear", "cosine"]
 BalanceLoss = Literal["batch", "sequence"]
 PipelineKind = Literal["harts", "non-overlapping", "backward-first"]
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ConfigError(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +63,7 @@ class ObjectiveSection:
 
     def __post_init__(self) -> None:
         for name in ("router_z_loss_coef", "balance_loss_coef"):
-            _require(getattr(self, name) >= 0, f"[objective] {name} must not be negative")
+            require(getattr(self, name) >= 0, f"[objective] {name} must not be negative")
         if self.balance_loss == "sequence":
             raise ConfigError(
                 '[objective] balance_loss = "sequence" is not available: each trajectory would weigh '
@@ -115,11 +105,11 @@ class OptimizerSection:
     expert_bias_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate >= 0, "[optimizer] learning_rate must not be negative")
+        require(self.learning_rate >= 0, "[optimizer] learning_rate must not be negative")
         for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"[optimizer] {name} must be in [0, 1)")
-        _require(self.eps > 0, "[optimizer] eps must be positive")
-        _require(self.num_minibatches >= 1, "[optimizer] num_minibatches must be at least 1")
+            require(0 <= getattr(self, name) < 1, f"[optimizer] {name} must be in [0, 1)")
+        require(self.eps > 0, "[optimizer] eps must be positive")
+        require(self.num_minibatches >= 1, "[optimizer] num_minibatches must be at least 1")
         for name in (
             "weight_decay",
             "max_grad_norm",
@@ -127,18 +117,18 @@ class OptimizerSection:
             "min_learning_rate",
             "expert_bias_rate",
         ):
-            _require(getattr(self, name) >= 0, f"[optimizer] {name} must not be negative")
-        _require(
+            require(getattr(self, name) >= 0, f"[optimizer] {name} must not be negative")
+        require(
             self.min_learning_rate <= self.learning_rate,
             "[optimizer] min_learning_rate must not exceed learning_rate",
         )
         if self.schedule != "constant":
-            _require(
+            require(
                 self.decay_steps is not None,
                 f"[optimizer] schedule {self.schedule!r} needs decay_steps, the step at which the decay ends",
             )
         if self.decay_steps is not None:
-            _require(
+            require(
                 self.decay_steps > self.warmup_steps,
                 "[optimizer] decay_steps must be greater than warmup_steps",
             )
@@ -154,7 +144,11 @@ class ParallelSection:
         dp, tp, pp: data-, tensor- and pipeline-parallel degree.
         ep: expert-parallel degree: ranks of a stage's dp · tp that hold different experts.
         sp: sequence parallelism within the tensor-parallel group.
+        distributed_optimizer: share the optimizer's state out among the data-parallel ranks; None: where
+            dp > 1, float64 aside.
         schedule: of the pipeline: ``harts``, or to compare with, ``non-overlapping`` or ``backward-first``.
+        schedule_lag: microbatches that a stage keeps in reserve for each stage after it.
+        max_live_producers: on one stage; None: pp for each level of nested producers.
         timeout_s: a collective operation that waits longer for another process ends the job.
     """
 
@@ -163,18 +157,29 @@ class ParallelSection:
     sp: bool = False
     pp: int = 1
     ep: int = 1
+    distributed_optimizer: bool | None = None
     schedule: PipelineKind = "harts"
+    schedule_lag: int = 2
+    max_live_producers: int | None = None
     timeout_s: int = 600
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "ep", "timeout_s"):
-            _require(getattr(self, name) >= 1, f"[parallel] {name} must be at least 1")
-        _require(not self.sp or self.tp > 1, "[parallel] sp = true needs tp > 1")
-        _require(
+        for name in ("dp", "tp", "pp", "ep", "schedule_lag", "timeout_s"):
+            require(getattr(self, name) >= 1, f"[parallel] {name} must be at least 1")
+        require(
+            self.max_live_producers is None or self.max_live_producers >= 1,
+            "[parallel] max_live_producers must be at least 1",
+        )
+        require(not self.sp or self.tp > 1, "[parallel] sp = true needs tp > 1")
+        require(
+            not self.distributed_optimizer or self.dp > 1,
+            "[parallel] distributed_optimizer = true needs dp > 1",
+        )
+        require(
             self.dp * self.tp % self.ep == 0,
             f"[parallel] ep = {self.ep} does not divide dp · tp = {self.dp * self.tp}",
         )
-        _require(
+        require(
             self.schedule != "backward-first" or self.tp % self.ep == 0,
             '[parallel] schedule = "backward-first" is not available where ep spans replicas (it must divide '
             "tp): the order depends on each replica's costs",
@@ -184,6 +189,12 @@ class ParallelSection:
     def num_processes(self) -> int:
         """Processes of the job."""
         return self.dp * self.tp * self.pp
+
+    def shares_optimizer(self, dtype: Dtype) -> bool:
+        """Whether the data-parallel ranks share the optimizer's state out, in a run of this dtype."""
+        if self.distributed_optimizer is None:
+            return self.dp > 1 and dtype != "float64"
+        return self.distributed_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,13 +236,13 @@ class RuntimeSection:
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
-        _require(self.head_block_rows >= 1, "[runtime] head_block_rows must be at least 1")
-        _require(self.threads <= MAX_THREADS, f"[runtime] threads must be at most {MAX_THREADS}")
-        _require(self.keep_checkpoints >= 1, "[runtime] keep_checkpoints must be at least 1")
+        require(self.head_block_rows >= 1, "[runtime] head_block_rows must be at least 1")
+        require(self.threads <= MAX_THREADS, f"[runtime] threads must be at most {MAX_THREADS}")
+        require(self.keep_checkpoints >= 1, "[runtime] keep_checkpoints must be at least 1")
         for name in ("memory_budget_bytes", "cache_block_tokens", "threads", "checkpoint_every"):
-            _require(getattr(self, name) >= 0, f"[runtime] {name} must not be negative")
-        _require(0 <= self.seed < 2**63, "[runtime] seed must be in [0, 2^63)")
-        _require(
+            require(getattr(self, name) >= 0, f"[runtime] {name} must not be negative")
+        require(0 <= self.seed < 2**63, "[runtime] seed must be in [0, 2^63)")
+        require(
             self.backend != "fla" or self.device == "cuda", '[runtime] backend "fla" needs device = "cuda"'
         )
 
@@ -245,6 +256,13 @@ class TrainConfig:
     optimizer: OptimizerSection = OptimizerSection()
     parallel: ParallelSection = ParallelSection()
     runtime: RuntimeSection = RuntimeSection()
+
+    def __post_init__(self) -> None:
+        require(
+            not self.parallel.distributed_optimizer or self.runtime.dtype != "float64",
+            "[parallel] distributed_optimizer = true holds the optimizer's state in float32, not for "
+            '[runtime] dtype = "float64"',
+        )
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], where: str = "train config") -> TrainConfig:
@@ -266,7 +284,7 @@ class TrainConfig:
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{name} must be a table, [{name}]", where=where)
             sections[name] = parse_section(SECTIONS[name], _split_open_keys(name, table), name, where)
-        return cls(**sections)
+        return build_section(cls, sections, where)
 
     def to_dict(self) -> dict[str, Any]:
         """The same tables in TOML's form, every default resolved (JSON-able)."""
@@ -307,39 +325,6 @@ def read_config(path: Path) -> TrainConfig:
     return TrainConfig.from_dict(tables, str(path))
 
 
-def parse_section(cls: type[T], table: Mapping[str, Any], name: str, where: str) -> T:
-    """Build a configuration dataclass from a table: known keys, right types, its own checks.
-
-    Integers are accepted for floats; nothing else is converted.
-
-    Args:
-        cls: a dataclass with fields of plain types (str, bool, int, float, dict, Literal, or None).
-        table: key to value.
-        name: the table's name, for messages.
-        where: the file, for messages.
-
-    Raises:
-        ConfigError: an unknown key, a missing one without default, a wrong type, or a value ``cls`` refuses.
-    """
-    kinds = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    values = {}
-    for key, value in table.items():
-        if key not in known:
-            raise ConfigError(f"[{name}] unknown key {key}", where=where, hint=suggest(key, known, "keys"))
-        try:
-            values[key] = _checked(value, kinds[key])
-        except TypeError as error:
-            raise ConfigError(f"[{name}] {key} {error}", where=where) from None
-    for f in fields(cls):  # type: ignore[arg-type]
-        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
-            raise ConfigError(f"[{name}] {f.name} is required", where=where)
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=error.where or where, hint=error.hint) from None
-
-
 def _split_open_keys(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """Move the keys that are not fields of an open table into its collecting field."""
     if name not in OPEN_KEYS:
@@ -347,34 +332,3 @@ def _split_open_keys(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     own = {f.name for f in fields(SECTIONS[name])} - {OPEN_KEYS[name]}
     closed = {k: v for k, v in table.items() if k in own}
     return closed | {OPEN_KEYS[name]: {k: v for k, v in table.items() if k not in own}}
-
-
-def _checked(value: Any, kind: Any) -> Any:
-    """The value as ``kind``, or TypeError saying what it must be."""
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices or isinstance(value, bool):
-            raise TypeError(f"must be one of {', '.join(map(str, choices))}, not {value!r}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        options = [k for k in typing.get_args(kind) if k is not type(None)]
-        return _checked(value, options[0])  # TOML has no null: an absent key is None
-    plain = origin or kind
-    if plain is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool):
-        raise TypeError(f"must be {_KIND_NAMES[plain]}, not {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise TypeError(f"must be finite, not {value!r}")
-    return value
-
-
-_KIND_NAMES = {str: "a string", bool: "true or false", int: "an integer", float: "a number", dict: "a table"}
-
-
-def suggest(word: str, known: typing.Iterable[str], noun: str) -> str:
-    """A hint for a mistyped name: the nearest known one, or all of them."""
-    known = list(known)
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known {noun}: {', '.join(known)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from harts_core.errors import ConfigError
-from harts_core.exec.config import ModelSection, suggest
+from harts_core.exec.config import ModelSection
+from harts_core.exec.config_table import suggest
 from harts_core.exec.model.config import ALIASES, PRESETS, ModelConfig
 
 NOT_COMPUTED = (

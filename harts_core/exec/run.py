@@ -283,7 +283,6 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Tra
     from harts_core.exec.blocks import CacheSettings
     from harts_core.exec.checkpoint import falling_back, read_state, restore_optimizer
     from harts_core.exec.model.moe_losses import RouterTerms
-    from harts_core.exec.optimizer import Optimizer
     from harts_core.exec.trainer import Trainer
 
     runtime = setup.config.runtime
@@ -309,7 +308,8 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Tra
             training=True,
             num_processes=setup.config.parallel.num_processes,
         )
-        optimizer = Optimizer(model.named_parameters(), setup.config.optimizer)
+        sharded = setup.config.parallel.shares_optimizer(runtime.dtype)
+        optimizer = job.optimizer(model, setup.config.optimizer, sharded=sharded)
         if setup.resume_from is not None:
             restore_optimizer(setup.resume_from, optimizer, job.spec)
     terms = setup.config.objective

@@ -24,7 +24,7 @@ from harts_core.exec.metrics import StepMetrics
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterTerms, update_expert_bias
 from harts_core.exec.objectives import Objective, needs_entropy
-from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.optimizer import StepOptimizer
 from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks, StepSums
 from harts_core.exec.router import StepRouter
 from harts_core.exec.step_data import StepData, build_step_data
@@ -76,7 +76,7 @@ class Trainer:
         self,
         model: HybridModel,
         objective: Objective,
-        optimizer: Optimizer,
+        optimizer: StepOptimizer,
         *,
         recompute: Recompute = "none",
         head_block_rows: int = 1024,

@@ -10,15 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harts_core.exec.config import OptimizerSection, ParallelSection
+from harts_core.exec.config import Dtype, OptimizerSection, ParallelSection
 from harts_core.exec.logprob import plan_logprobs
 from harts_core.exec.model.config import PRESETS, ModelConfig
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.model.moe_losses import RouterTerms
-from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
 from harts_core.exec.objectives import Grpo
-from harts_core.exec.optimizer import Optimizer
-from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks
+from harts_core.exec.optimizer import parameter_of
+from harts_core.exec.parallel.job import ALONE, Job
 from harts_core.exec.trainer import Trainer
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.options import PlanOptions
@@ -41,6 +40,8 @@ CONFIGS: dict[str, ModelConfig] = {
     "dense": replace(PRESETS["cpu-dense"], **SMALL),
 }
 
+OPTIMIZER = OptimizerSection(learning_rate=1e-3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -50,17 +51,22 @@ class Case:
         parallel: the ``[parallel]`` table.
         replicas: D of the plan.
         levels: nested levels of windows; 0: no sharing across microbatches.
+        slots: microbatches of each replica.
         chain: a plan of psRL's instead: consumers that import from the consumers before them.
+        steps: updates behind the step whose gradients are compared.
     """
 
     parallel: dict[str, Any]
     model: str = "moe"
-    dtype: str = "float64"
+    dtype: Dtype = "float64"
     replicas: int = 2
     levels: int = 2
+    slots: int = 2
     chain: bool = False
     recompute: str = "layer"
     seed: int = 0
+    optimizer: OptimizerSection = OPTIMIZER
+    steps: int = 0
 
     @property
     def section(self) -> ParallelSection:
@@ -81,11 +87,12 @@ class Result:
     expert_counts: Tensor | None
     logprobs: npt.NDArray[np.float64]
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
 def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
-    tree = random_tree(case.seed, num_rows=max(9, 2 * case.replicas), max_extend=14)
-    slots = 2
+    tree = random_tree(case.seed, num_rows=max(9, case.slots * case.replicas), max_extend=14)
     if case.chain:
         capacity = int(tree.length.max()) // 2
         options = PlanOptions(
@@ -93,29 +100,31 @@ def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
         )
         return tree, plan_tree(tree, options)
     if not case.levels:
-        return tree, plan_of(tree, dp=case.replicas, slots=slots)
-    bundle = nested_bundle(tree, dp=case.replicas, slots=slots, levels=case.levels, chunk=16, seed=case.seed)
+        return tree, plan_of(tree, dp=case.replicas, slots=case.slots)
+    bundle = nested_bundle(
+        tree, dp=case.replicas, slots=case.slots, levels=case.levels, chunk=16, seed=case.seed
+    )
     return tree, bundle
 
 
-def build_trainer(case: Case, spec: ModelSpec = LOCAL_SPEC, ranks: Ranks = ONE_PROCESS) -> Trainer:
-    """The same weights for every spec: each rank takes its part of the whole model's. Below float64
+def build_trainer(case: Case, job: Job = ALONE) -> Trainer:
+    """The same weights for every job: each rank takes its part of the whole model's. Below float64
     they are those of a new model: the lively one amplifies rounding."""
     config, dtype = CONFIGS[case.model], getattr(torch, case.dtype)
     fresh = None if dtype == torch.float64 else HybridModel(config, dtype=dtype, seed=5)
     whole = model_weights(lively_model(config, dtype) if fresh is None else fresh)
-    model = HybridModel(config, dtype=dtype, spec=spec, seed=None)
+    model = HybridModel(config, dtype=dtype, spec=job.spec, seed=None)
     with torch.no_grad():
         for name, tensor in model_weights(model).items():
-            tensor.copy_(spec.shard_of(tensor).own_part(whole[name]))
+            tensor.copy_(job.spec.shard_of(tensor).own_part(whole[name]))
     return Trainer(
         model,
         Grpo(kl_coef=0.1, entropy_coef=0.05),
-        Optimizer(model.named_parameters(), OptimizerSection(learning_rate=1e-3)),
+        job.optimizer(model, case.optimizer, sharded=case.section.shares_optimizer(case.dtype)),
         recompute=case.recompute,  # type: ignore[arg-type]
         head_block_rows=7,
         router=RouterTerms(z_loss_coef=0.03, balance_loss_coef=0.5),
-        ranks=ranks,
+        ranks=job.ranks,
     )
 
 
@@ -133,9 +142,24 @@ def run(case: Case, trainer: Trainer) -> Result:
     )
 
 
+def update(case: Case, trainer: Trainer, job: Job) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The case's updates; the weights and the optimizer's state behind them, whole, on rank 0."""
+    tree, bundle = inputs(case)
+    data = trainer.prepare(bundle, tree)
+    for _ in range(case.steps):
+        trainer.step_on(data)
+    parameters = dict(trainer.optimizer.parameters())
+    weights = job.collect((name, p, p) for name, p in parameters.items())
+    state = job.collect((n, t, parameters[parameter_of(n)]) for n, t in trainer.optimizer.named_state())
+    return weights, state
+
+
 def run_alone(case: Case) -> Result:
     """The case in this process."""
     trainer = build_trainer(case)
     result = run(case, trainer)
-    result.gradients = {name: trainer.optimizer.gradient(name) for name, _ in trainer.optimizer.parameters()}
+    found = {name: trainer.optimizer.gradient(name).clone() for name, _ in trainer.optimizer.parameters()}
+    result.gradients = found
+    if case.steps:
+        result.weights, result.state = update(case, trainer, ALONE)
     return result

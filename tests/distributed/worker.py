@@ -14,15 +14,18 @@ import torch.distributed as dist
 from harts_core.exec.config import ParallelSection
 from harts_core.exec.parallel.grid import ProcessGrid
 from harts_core.exec.parallel.groups import leave_groups, make_groups, process_groups
+from harts_core.exec.parallel.job import Job
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.parallel.spec import parallel_spec
 from harts_core.exec.parallel.state import gather_whole, join_stages
-from tests.distributed.cases import Case, Result, build_trainer, run
+from tests.distributed.cases import Case, Result, build_trainer, run, update
 
 
 def run_case(case: Case, rank: int) -> Result:
     groups = make_groups(case.section, rank)
-    trainer = build_trainer(case, parallel_spec(groups), ProcessGrid(groups, torch.device("cpu")))
+    grid = ProcessGrid(groups, torch.device("cpu"))
+    job = Job(is_main=rank == 0, spec=parallel_spec(groups), ranks=grid, groups=groups)
+    trainer = build_trainer(case, job)
     result = run(case, trainer)
     for name, parameter in trainer.optimizer.parameters():
         result.gradients[name] = gather_whole(trainer.optimizer.gradient(name), parameter, groups)
@@ -33,6 +36,8 @@ def run_case(case: Case, rank: int) -> Result:
     dist.all_gather_object(counts, result.expert_counts, group=groups.pipeline)
     found = [part for part in counts if part is not None]
     result.expert_counts = torch.cat(found) if found else None
+    if case.steps:
+        result.weights, result.state = update(case, trainer, job)
     leave_groups()
     return result
 

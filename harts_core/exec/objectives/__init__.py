@@ -10,7 +10,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from harts_core.errors import ConfigError
-from harts_core.exec.config import ObjectiveSection, parse_section, suggest
+from harts_core.exec.config import ObjectiveSection
+from harts_core.exec.config_table import parse_section, suggest
 from harts_core.exec.objectives.grpo import Dapo, DrGrpo, Grpo, Ppo
 from harts_core.exec.objectives.gspo import Gspo
 from harts_core.exec.objectives.protocol import (

@@ -1,77 +1,180 @@
-"""Gradients over the ranks: a parameter's whole gradient on every rank that holds it, and the global norm.
+"""Gradients over the ranks, in the buffers of Megatron-core's DistributedDataParallel.
 
-Each rank has accumulated the gradients of its own units in float32. Sums go through flat buffers in the order
-of the parameters, so that they do not depend on timing: a run repeated on the same ranks gives the same bits.
+Each rank adds up the gradients of its own units in the buffers (``main_grad``, float32 or wider); they are
+summed over the ranks once, at the end of the step. The buffers lie in the order of the parameters, so the
+sums do not depend on timing: a run repeated on the same ranks gives the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from harts_core.exec.optimizer import Optimizer
+from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.parallel.groups import Groups
-from harts_core.exec.parallel.placement import Placement, placement_of
-
-BUFFER_BYTES = 64 << 20
-"""Largest flat buffer; a larger gradient goes alone."""
+from harts_core.exec.parallel.placement import placement_of
 
 
-def reduce_gradients(optimizer: Optimizer, groups: Groups) -> float:
-    """Sum the accumulated gradients over the ranks, in place.
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardMap:
+    """Which elements of a parameter's gradient the ranks that sum it up hold behind the sum.
 
-    Returns:
-        The global 2-norm over all parameters, each counted once; the same on every rank.
+    Attributes:
+        group: these ranks.
+        ranges: for each of them [start, stop) of the flattened parameter; empty where it holds none.
     """
-    gradients = [
-        (placement_of(parameter), optimizer.gradient(name)) for name, parameter in optimizer.parameters()
-    ]
-    partial = [g for placement, g in gradients if placement.partial]
-    dense = [g for placement, g in gradients if placement.split != "expert"]
-    experts = [g for placement, g in gradients if placement.split == "expert"]
-    for group, tensors in ((groups.tensor, partial), (groups.data, dense), (groups.expert_data, experts)):
-        _sum(tensors, group)
-    return _norm(gradients, groups)
+
+    group: dist.ProcessGroup
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def own(self) -> slice:
+        """Of this rank."""
+        return slice(*self.ranges[self.group.rank()])
+
+    def gather(self, shard: Tensor, shape: torch.Size) -> Tensor:
+        """The whole out of the ranks' shards; all of them call this together.
+
+        Args:
+            shard: this rank's, flat.
+            shape: of the whole.
+        """
+        lengths = [stop - start for start, stop in self.ranges]
+        mine = shard.new_zeros(max(lengths))
+        mine[: len(shard)] = shard
+        parts = [torch.empty_like(mine) for _ in lengths]
+        dist.all_gather(parts, mine, group=self.group)
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]).view(shape)
 
 
-def _norm(gradients: Sequence[tuple[Placement, Tensor]], groups: Groups) -> float:
-    """Each rank counts what no other rank of its stage counts."""
-    first = {
-        "none": groups.tensor_and_data.rank() == 0,
-        "tensor": groups.data.rank() == 0,
-        "expert": groups.expert_data.rank() == 0,
-    }
-    total = torch.zeros((), dtype=torch.float64, device=gradients[0][1].device)
-    for placement, gradient in gradients:
-        if first[placement.split]:
+class DdpGradients:
+    """The gradients of a split model (``Gradients``).
+
+    Args:
+        model: of this rank; with ``sharded`` its parameters move into the buffers, too.
+        groups: of this process.
+        sharded: behind the sum a data-parallel rank needs its shard of the gradients only (``ShardMap``); the
+            rest of its buffers is undefined. Otherwise every rank gets all.
+    """
+
+    def __init__(self, model: HybridModel, groups: Groups, *, sharded: bool) -> None:
+        self._groups, self._sharded = groups, sharded
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.ddp = DistributedDataParallel(
+            _megatron_config(model, groups),
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=model.dtype.itemsize < torch.float32.itemsize,
+                # how many backward passes reach a parameter differs from step to step and from rank to rank,
+                # and a producer's comes after that of its last consumer: only the end of the step is known
+                overlap_grad_reduce=False,
+                use_distributed_optimizer=sharded,
+            ),
+            model,
+            pg_collection=process_group_collection(groups),
+        )
+
+    def zero(self) -> None:
+        """See ``Gradients``."""
+        self.ddp.zero_grad_buffer()
+
+    def find(self) -> dict[str, Tensor]:
+        """See ``Gradients``; zeros where there is none."""
+        return {name: main_grad(parameter) for name, parameter in self.parameters.items()}
+
+    def get(self, name: str) -> Tensor:
+        """See ``Gradients``; with shards the ranks call it together, and it is a copy."""
+        gradient = main_grad(self.parameters[name])
+        if not self._sharded:
+            return gradient
+        shards = self.shards(name)
+        return shards.gather(gradient.flatten()[shards.own], gradient.shape)
+
+    def norm(self) -> float:
+        """See ``Gradients``."""
+        buffers = [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
+        norms = [torch.linalg.vector_norm(b.grad_data, dtype=torch.float64) for b in buffers]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+    def finish(self) -> float:
+        """See ``Gradients``: dense ones over the data-parallel ranks, experts over those that hold the same
+        ones, partial ones over the tensor-parallel ranks."""
+        finalize_model_grads([self.ddp], pg_collection=process_group_collection(self._groups))
+        total = torch.zeros((), dtype=torch.float64, device=next(iter(self.parameters.values())).device)
+        for gradient in self._counted_here():
             total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-    dist.all_reduce(total)
-    return math.sqrt(float(total))
+        dist.all_reduce(total)
+        return math.sqrt(float(total))
+
+    def shards(self, name: str) -> ShardMap:
+        """Where a parameter's elements are: in equal parts of its bucket, in rank order."""
+        parameter = self.parameters[name]
+        split = placement_of(parameter).split
+        group = self._groups.expert_data if split == "expert" else self._groups.data
+        buffers = self.ddp.expert_parallel_buffers if split == "expert" else self.ddp.buffers
+        buffer = next(buffer for buffer in buffers if parameter in buffer.param_index_map)
+        start, stop, index = buffer.param_index_map[parameter]
+        bucket = buffer.buckets[index]
+        size = bucket.grad_data.numel() // group.size()
+        firsts = [bucket.offset + rank * size for rank in range(group.size())]
+        ranges = [(max(start, first) - start, min(stop, first + size) - start) for first in firsts]
+        return ShardMap(group, tuple((a, b) if a < b else (0, 0) for a, b in ranges))
+
+    def _counted_here(self) -> Iterator[Tensor]:
+        """Of every parameter what no other rank of its stage counts, flat."""
+        groups = self._groups
+        for name, parameter in self.parameters.items():
+            placement, gradient = placement_of(parameter), main_grad(parameter).flatten()
+            if placement.split == "none" and groups.tensor.rank():
+                continue
+            if self._sharded:
+                yield gradient[self.shards(name).own]
+            elif (groups.expert_data if placement.split == "expert" else groups.data).rank() == 0:
+                yield gradient
 
 
-def _sum(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    if group.size() == 1:
-        return
-    for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in bucket])
-        dist.all_reduce(flat, group=group)
-        for tensor, part in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+def main_grad(parameter: Tensor) -> Tensor:
+    """A parameter's place in the gradient buffers."""
+    place: Tensor = parameter.main_grad  # type: ignore[attr-defined]
+    return place
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of tensors of one dtype, up to ``BUFFER_BYTES`` each."""
-    bucket: list[Tensor] = []
-    num_bytes = 0
-    for tensor in tensors:
-        if bucket and (num_bytes + tensor.nbytes > BUFFER_BYTES or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, num_bytes = [], 0
-        bucket.append(tensor)
-        num_bytes += tensor.nbytes
-    if bucket:
-        yield bucket
+def process_group_collection(groups: Groups) -> ProcessGroupCollection:
+    """The groups, under Megatron-core's names."""
+    return ProcessGroupCollection(
+        tp=groups.tensor,
+        pp=groups.pipeline,
+        ep=groups.expert,
+        dp=groups.data,
+        dp_cp=groups.data,
+        expt_dp=groups.expert_data,
+        intra_dist_opt=None,
+        embd=None,  # embedding and head do not share a weight
+        pos_embd=None,
+    )
+
+
+def _megatron_config(model: HybridModel, groups: Groups) -> TransformerConfig:
+    """What the wrapper and the end of the step read of it."""
+    tensor_parallel = groups.tensor.size()
+    return TransformerConfig(
+        num_layers=model.config.num_hidden_layers,
+        hidden_size=model.config.hidden_size,
+        num_attention_heads=model.config.num_attention_heads,
+        tensor_model_parallel_size=tensor_parallel,
+        # sums the gradients of parameters that are marked so; ours are without sequence parallelism, too
+        sequence_parallel=tensor_parallel > 1,
+        # sums over ranks instead of means: the losses have been divided by step-wide numbers
+        calculate_per_token_loss=True,
+    )

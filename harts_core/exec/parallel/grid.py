@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harts_core.exec.model.moe_losses import RouterSums
-from harts_core.exec.parallel.gradients import BUFFER_BYTES, reduce_gradients
 from harts_core.exec.parallel.groups import Groups
 from harts_core.exec.parallel.lockstep import lockstep_plan
 from harts_core.exec.parallel.ranks import LocalWork, StepSums
@@ -18,8 +17,11 @@ from harts_core.exec.parallel.transfers import StageTransfers
 from harts_core.plan.schedule.units import unit_links
 
 if TYPE_CHECKING:
-    from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.optimizer import StepOptimizer
     from harts_core.plan.bundle import PlanBundle
+
+SUMMED_AT_ONCE = 8 << 20
+"""Values of one reduction."""
 
 
 class ProcessGrid:
@@ -66,6 +68,8 @@ class ProcessGrid:
             lockstep=lockstep,
             stage=self.groups.stage,
             schedule=parallel.schedule,
+            lag=parallel.schedule_lag,
+            max_live_producers=parallel.max_live_producers,
             transfers=self.transfers,
         )
 
@@ -76,7 +80,7 @@ class ProcessGrid:
         total = torch.zeros_like(values, device=self.device)
         if self.groups.tensor.rank() == 0:
             total.copy_(values)
-        for part in torch.split(total.view(-1), BUFFER_BYTES // total.element_size()):
+        for part in torch.split(total.view(-1), SUMMED_AT_ONCE):
             dist.all_reduce(part)
         return total.to(values.device)
 
@@ -127,8 +131,8 @@ class ProcessGrid:
         )
         return whole.metrics()
 
-    def finish_gradients(self, optimizer: Optimizer) -> float:
-        """``reduce_gradients``, when all that this rank sent has arrived."""
+    def finish_gradients(self, optimizer: StepOptimizer) -> float:
+        """When all that this rank sent has arrived."""
         if self.transfers is not None:
             self.transfers.finish()
-        return reduce_gradients(optimizer, self.groups)
+        return optimizer.finish_gradients()

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harts_core.exec.config import Device, ParallelSection
+from harts_core.exec.config import Device, OptimizerSection, ParallelSection
 from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
+from harts_core.exec.optimizer import Optimizer, StepOptimizer
 from harts_core.exec.parallel.launch import Launch
 from harts_core.exec.parallel.ranks import ONE_PROCESS, Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.parallel.groups import Groups
 
 
@@ -36,6 +38,24 @@ class Job:
     spec: ModelSpec = LOCAL_SPEC
     ranks: Ranks = ONE_PROCESS
     groups: Groups | None = None
+
+    def optimizer(self, model: HybridModel, config: OptimizerSection, *, sharded: bool) -> StepOptimizer:
+        """The optimizer of this process's model.
+
+        Args:
+            model: with its weights.
+            config: the ``[optimizer]`` table.
+            sharded: whether the data-parallel ranks share its state out.
+        """
+        if self.groups is None:
+            return Optimizer(model.named_parameters(), config)
+        from harts_core.exec.parallel.gradients import DdpGradients
+        from harts_core.exec.parallel.sharded_optimizer import ShardedOptimizer
+
+        if sharded:
+            return ShardedOptimizer(model, config, self.groups)
+        gradients = DdpGradients(model, self.groups, sharded=False)
+        return Optimizer(model.named_parameters(), config, gradients)
 
     def collect(self, tensors: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, Tensor]:
         """Whole tensors by name on the main process; every process calls it, the others get nothing.

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from harts_core.exec.model.spec import WHOLE_MODEL, Stage
-from harts_core.plan.schedule.pipeline import ScheduleKind, pipeline_schedule
+from harts_core.plan.schedule.pipeline import DEFAULT_LAG, ScheduleKind, pipeline_schedule
 from harts_core.plan.schedule.units import Event, UnitLinks, unit_events, unit_links
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harts_core.exec.model.moe_losses import RouterSums
-    from harts_core.exec.optimizer import Optimizer
+    from harts_core.exec.optimizer import StepOptimizer
     from harts_core.exec.parallel.unit_pipe import Transfers
     from harts_core.plan.bundle import PlanBundle
 
@@ -33,7 +33,7 @@ class LocalWork:
         units: unit ids in forward order, for each replica.
         lockstep: other ranks run the same events with other units, so every backward goes through all layers.
         stage: which stage of a pipeline the rank is.
-        schedule: of the pipeline.
+        schedule, lag, max_live_producers: of the pipeline, see ``pipeline_schedule``.
         transfers: with the stages before and after; None: the model is whole.
     """
 
@@ -43,6 +43,8 @@ class LocalWork:
     lockstep: bool = False
     stage: Stage = WHOLE_MODEL
     schedule: ScheduleKind = "harts"
+    lag: int = DEFAULT_LAG
+    max_live_producers: int | None = None
     transfers: Transfers | None = None
 
     @property
@@ -65,6 +67,8 @@ class LocalWork:
             kind=self.schedule,
             units=units,
             links=self.links,
+            lag=self.lag,
+            max_live_producers=self.max_live_producers,
             training=training,
         )
         return schedule.stages[self.stage.index]
@@ -127,7 +131,7 @@ class Ranks(Protocol):
     def router_metrics(self, sums: RouterSums | None) -> dict[str, float]:
         """``RouterSums.metrics`` of all layers, from what ``sum_router`` gave; empty without experts."""
 
-    def finish_gradients(self, optimizer: Optimizer) -> float:
+    def finish_gradients(self, optimizer: StepOptimizer) -> float:
         """Sum the gradients over the ranks, in place; their global norm."""
 
 
@@ -161,9 +165,9 @@ class OneProcess:
         """This process has all layers."""
         return {} if sums is None else sums.metrics()
 
-    def finish_gradients(self, optimizer: Optimizer) -> float:
+    def finish_gradients(self, optimizer: StepOptimizer) -> float:
         """They are complete."""
-        return optimizer.grad_norm()
+        return optimizer.finish_gradients()
 
 
 ONE_PROCESS = OneProcess()
