@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    config: Annotated[Path, typer.Option("--config", help="train.toml: its [model] and [runtime].")],
+    config: Annotated[
+        Path, typer.Option("--config", help="train.toml: its [model], [runtime] and [parallel].")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The cost-model file, for --cost-model.")],
     capacity: Annotated[int, typer.Option(help="Tokens of the largest unit that is timed.")] = 2048,
     repeats: Annotated[int, typer.Option(help="Timed runs of every unit; the fastest counts.")] = 3,
@@ -28,6 +30,8 @@ def calibrate(
     options = CalibrateOptions(config=config, out=output, capacity=capacity, repeats=repeats, chunk=chunk)
     with progress_bar() as progress:
         calibration = calibrate_run(options, progress)
+    if calibration is None:  # another process of the job writes and reports
+        return
     if as_json:
         print_json(asdict(calibration))
     else:
@@ -60,7 +64,8 @@ def _print_summary(c: Calibration) -> None:
         )
         for name, fit in (("forward", c.forward), ("backward", c.backward))
     )
-    settings = (("device", c.device), ("dtype", c.dtype), ("recompute", c.recompute))
+    degrees = f"dp {c.dp} · tp {c.tp} · pp {c.pp} · ep {c.ep}"
+    settings = (("device", c.device), ("parallel", degrees), ("dtype", c.dtype), ("recompute", c.recompute))
     report = Report(
         title=f"Cost model {c.output}",
         sections=(

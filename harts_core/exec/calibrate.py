@@ -1,4 +1,9 @@
-"""Time real units of a model on the device at hand and fit a cost model to them."""
+"""Time real units of a model on the device at hand and fit a cost model to them.
+
+In a job of many processes every rank runs the same units on its part of the model at the same time, as the
+replicas of a plan do. A stage of a pipeline takes as long as its slowest rank; a unit's seconds are the sum
+over the stages, as a plan's costs are those of the whole model.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from harts_core.errors import ConfigError, DataError, ExecError
-from harts_core.exec.config import RuntimeSection, read_config
+from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
 from harts_core.exec.load_model import check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
+from harts_core.exec.parallel.degrees import check_launch, check_model_degrees
+from harts_core.exec.parallel.launch import read_launch
 from harts_core.files import atomic_file, check_parent, refuse_inputs
 from harts_core.plan.calibration import (
     LEAST_TOKENS,
@@ -27,8 +37,11 @@ from harts_core.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from harts_core.exec.layout import UnitLayout
+    from harts_core.exec.model.config import ModelConfig
     from harts_core.exec.model.decoder import HybridModel
+    from harts_core.exec.parallel.job import Job
 
+Float64 = npt.NDArray[np.float64]
 PHASE = "units"
 
 
@@ -37,7 +50,7 @@ class CalibrateOptions:
     """What to time, and where to write.
 
     Attributes:
-        config: train.toml; its ``[model]`` and ``[runtime]`` are used.
+        config: train.toml; its ``[model]``, ``[runtime]`` and ``[parallel]`` are used.
         out: the cost-model file.
         capacity: tokens of the largest unit.
         repeats: timed runs of every unit, after one that is not timed; the fastest counts.
@@ -66,6 +79,7 @@ class Calibration:
         output: the file written.
         device: type and, for a GPU, name.
         dtype, recompute: as configured.
+        dp, tp, pp, ep: the parallel degrees that were timed.
         timings: the units, in the order of the residuals.
         forward, backward: fits, in seconds.
     """
@@ -74,59 +88,99 @@ class Calibration:
     device: str
     dtype: str
     recompute: str
+    dp: int
+    tp: int
+    pp: int
+    ep: int
     timings: tuple[UnitTiming, ...]
     forward: CostFit
     backward: CostFit
 
 
-def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -> Calibration:
+def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -> Calibration | None:
     """Time the decoder of the configured model, with initial weights, and write the fitted cost model.
 
     The head is not timed: its work is the same in every plan.
 
     Args:
-        options: what to do.
-        progress: told about the units.
+        options: what to do. Every process of a job calls this with the same; the first writes the file.
+        progress: told about the units, in the first process.
+
+    Returns:
+        The calibration; None in the other processes of a job.
 
     Raises:
         ConfigError: the configuration is wrong or names no model.
         DataError: the output cannot be written there.
         MissingBackendError: torch or the asked-for device is absent.
-        ExecError: a unit does not fit the device's memory.
+        ExecError: a unit does not fit the device's memory, or another process of the job died or hangs.
     """
+    where, launch = str(options.config), read_launch()
     config = read_config(options.config)
-    model_config = resolve_model_config(config.model, where=str(options.config))
+    check_launch(config.parallel, launch, where)
+    model_config = resolve_model_config(config.model, where=where)
+    check_model_degrees(config.parallel, model_config, where)
     if model_config.vocab_size < ROWS:
-        raise ConfigError(f"[model] vocab_size must be at least {ROWS}", where=str(options.config))
+        raise ConfigError(f"[model] vocab_size must be at least {ROWS}", where=where)
     if options.out.is_dir():
         raise DataError("the output is a folder", where=str(options.out))
     check_parent(options.out)
     refuse_inputs(options.out, [options.config])
     check_backend(config.runtime, "calibration")
+    from harts_core.exec.parallel.job import join_job
+
+    with join_job(config.parallel, launch, config.runtime.device) as job:
+        timings = _time_units(options, config, model_config, job, progress if job.is_main else no_progress)
+    return _write(options, config, timings) if launch.is_main else None
+
+
+def _time_units(
+    options: CalibrateOptions, config: TrainConfig, model_config: ModelConfig, job: Job, progress: Progress
+) -> list[UnitTiming]:
+    """The same on every rank of the job."""
     from harts_core.exec.layout import build_unit_layout
 
-    model, _ = load_model(model_config, None, config.runtime)
+    model, _ = load_model(
+        model_config,
+        None,
+        config.runtime,
+        job.spec,
+        num_processes=config.parallel.num_processes,
+    )
     units = calibration_units(
         capacity=options.capacity, vocab_size=model_config.vocab_size, chunk=options.chunk
     )
     timings = []
     for done, unit in enumerate(units):
         progress(PHASE, done, len(units))
+        job.ranks.at(f"unit {done} of {unit.tokens} tokens")
         layout = build_unit_layout(unit.bundle, unit.tree, 0)
-        timings.append(_time_unit(model, unit, layout, config.runtime, options.repeats))
+        timings.append(_time_unit(model, unit, layout, config.runtime, options.repeats, job))
     progress(PHASE, len(units), len(units))
+    return timings
+
+
+def _write(options: CalibrateOptions, config: TrainConfig, timings: list[UnitTiming]) -> Calibration:
+    """Fit, write the cost model, and report."""
+    runtime, parallel = config.runtime, config.parallel
     forward, backward = fit_costs(timings)
     calibration = Calibration(
         output=str(options.out),
-        device=_device_name(config.runtime),
-        dtype=config.runtime.dtype,
-        recompute=config.runtime.recompute,
+        device=_device_name(runtime),
+        dtype=runtime.dtype,
+        recompute=runtime.recompute,
+        dp=parallel.dp,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        ep=parallel.ep,
         timings=tuple(timings),
         forward=forward,
         backward=backward,
     )
+    degrees = f"dp {parallel.dp} tp {parallel.tp} pp {parallel.pp} ep {parallel.ep}, "
     comment = (
-        f"seconds on {calibration.device}, {calibration.dtype}, units of up to {options.capacity} tokens; "
+        f"seconds on {calibration.device}, {degrees if parallel.num_processes > 1 else ''}"
+        f"{calibration.dtype}, units of up to {options.capacity} tokens; "
         f"R2 {forward.r_squared:.4f} forward, {backward.r_squared:.4f} backward"
     )
     with atomic_file(options.out) as temporary:
@@ -136,32 +190,38 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
 
 
 def _time_unit(
-    model: HybridModel, unit: CalibrationUnit, layout: UnitLayout, runtime: RuntimeSection, repeats: int
+    model: HybridModel,
+    unit: CalibrationUnit,
+    layout: UnitLayout,
+    runtime: RuntimeSection,
+    repeats: int,
+    job: Job,
 ) -> UnitTiming:
     """The fastest forward and the fastest backward of a unit."""
     import torch
 
     try:
-        runs = [_time_once(model, layout, runtime) for _ in range(1 + repeats)][1:]
+        runs = [_time_once(model, layout, runtime, job) for _ in range(1 + repeats)][1:]
     except torch.OutOfMemoryError as error:
         raise ExecError(
             f"a unit of {unit.tokens} tokens does not fit the device's memory", hint="lower --capacity"
         ) from error
+    forward_s, backward_s = np.min(_of_job(runs, job), axis=0).tolist()
     return UnitTiming(
         shape=unit.shape,
         tokens=unit.tokens,
         pairs=unit.pairs,
         backward_pairs=unit.backward_pairs,
-        forward_s=min(forward for forward, _ in runs),
-        backward_s=min(backward for _, backward in runs),
+        forward_s=forward_s,
+        backward_s=backward_s,
     )
 
 
-def _time_once(model: HybridModel, layout: UnitLayout, runtime: RuntimeSection) -> tuple[float, float]:
-    """Seconds of one forward and one backward."""
+def _time_once(
+    model: HybridModel, layout: UnitLayout, runtime: RuntimeSection, job: Job
+) -> tuple[float, float]:
+    """Seconds of one forward and one backward on this rank; the ranks start together."""
     import torch
-
-    from harts_core.exec.unit import unit_hidden
 
     def clock() -> float:
         if runtime.device == "cuda":
@@ -169,12 +229,42 @@ def _time_once(model: HybridModel, layout: UnitLayout, runtime: RuntimeSection) 
         return time.perf_counter()
 
     model.zero_grad(set_to_none=True)
-    layout.to(model.device)
+    device = layout.to(model.device)
+    received = None
+    if not model.spec.stage.is_first:
+        tokens = model.spec.local_rows(device.tokens)
+        received = torch.randn(
+            len(tokens), model.config.hidden_size, dtype=model.dtype, device=model.device, requires_grad=True
+        )
+    job.wait()
     start = clock()
-    hidden = unit_hidden(model, layout, recompute=runtime.recompute)
+    hidden = model(device, recompute=runtime.recompute, received=received).hidden
     middle = clock()
     torch.autograd.backward(hidden, torch.ones_like(hidden))
     return middle - start, clock() - middle
+
+
+def _of_job(runs: list[tuple[float, float]], job: Job) -> Float64:
+    """[runs, 2], the seconds of each run on the whole job."""
+    mine = np.array(runs)
+    if job.groups is None:
+        return mine
+    import torch.distributed as dist
+
+    found = [mine] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return over_stages(np.stack(found), job.groups.stage.count)
+
+
+def over_stages(ranks: Float64, num_stages: int) -> Float64:
+    """Seconds [ranks, …] → […]: of each pipeline stage its slowest rank, summed over the stages.
+
+    Args:
+        ranks: in rank order, which is stage by stage.
+        num_stages: P.
+    """
+    seconds: Float64 = ranks.reshape(num_stages, -1, *ranks.shape[1:]).max(axis=1).sum(axis=0)
+    return seconds
 
 
 def _device_name(runtime: RuntimeSection) -> str:

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
+from harts_core.exec.calibrate import over_stages
 from harts_core.plan.cost_model import load_cost_model
 from harts_core.trees.tree_file import write_tree
 from schemas.generate import FOLDER
@@ -48,6 +50,12 @@ def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -
     assert "R²" in shown.stdout
 
 
+def test_a_stage_takes_as_long_as_its_slowest_rank() -> None:
+    ranks = np.array([[[1.0, 5.0]], [[2.0, 4.0]], [[30.0, 10.0]], [[20.0, 40.0]]])
+    assert over_stages(ranks, 2).tolist() == [[32.0, 45.0]]
+    assert over_stages(ranks, 1).tolist() == [[30.0, 40.0]]
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "code", "message"),
     [
@@ -56,6 +64,7 @@ def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -
         (CONFIG, ["--repeats", "0"], 2, "repeats must be a positive integer"),
         (CONFIG, ["-o", "missing/cost.toml"], 3, "folder does not exist"),
         (CONFIG, ["-o", "."], 3, "is a folder"),
+        (CONFIG + "[parallel]\ndp = 2\n", [], 2, "[parallel] asks for 2 processes"),
         (CONFIG.replace("moe", "mole"), [], 2, "unknown preset"),
     ],
 )

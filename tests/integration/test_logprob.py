@@ -171,5 +171,10 @@ def test_mistakes_leave_nothing(tmp_path: Path) -> None:
     assert "the output folder does not exist" in done.stderr
     done = run(tmp_path, PLANS["one level"], TREE, "--as", "old", "--checkpoint", tmp_path)
     assert done.returncode == 3
+    config = (tmp_path / "train.toml").read_text()
+    (tmp_path / "two.toml").write_text(config + "\n[parallel]\ndp = 2\n")
+    done = run(tmp_path, PLANS["one level"], TREE, "--as", "old", "--config", tmp_path / "two.toml")
+    assert done.returncode == 2
+    assert "[parallel] asks for 2 processes" in done.stderr
     assert not (tmp_path / "tree2.arrow").exists()
     assert read_tree(tmp_path / "tree.arrow").content_sha256 == TREE.content_sha256
