@@ -88,10 +88,10 @@ def schedule(
         typer.Option(
             "--lag", min=1, help="Consumers by which a stage's backwards lag behind the next stage's."
         ),
-    ] = 1,
+    ] = 2,
     max_live_producers: Annotated[
         int | None,
-        typer.Option("--max-live-producers", min=0, help="On a stage. Default: what windows need."),
+        typer.Option("--max-live-producers", min=0, help="On a stage. Default: P per level of producers."),
     ] = None,
     json: JsonOption = False,
     html: HtmlOption = None,

@@ -26,6 +26,16 @@ TWO = {
     "dp2 ep2, bfloat16": Case(parallel={"dp": 2, "ep": 2}, dtype="bfloat16"),
     "pp2, non-overlapping": Case(parallel={"pp": 2, "schedule": "non-overlapping"}, levels=1, seed=2),
     "pp2, backward-first, no sharing": Case(parallel={"pp": 2, "schedule": "backward-first"}, levels=0),
+    "pp2, six slots": Case(parallel={"pp": 2}, slots=6, replicas=1),
+    "pp2, six slots, lag 3, live producers": Case(
+        parallel={"pp": 2, "schedule_lag": 3, "max_live_producers": 2}, slots=6, replicas=1, seed=2
+    ),
+    "pp2, six slots, non-overlapping": Case(
+        parallel={"pp": 2, "schedule": "non-overlapping"}, slots=6, replicas=1, seed=3
+    ),
+    "pp2, six slots, backward-first": Case(
+        parallel={"pp": 2, "schedule": "backward-first"}, slots=6, replicas=1, seed=4
+    ),
     "pp2, dense": Case(parallel={"pp": 2}, model="dense", recompute="none"),
     "dp2, chain": Case(parallel={"dp": 2}, chain=True),
     "dp2 ep2, chain": Case(parallel={"dp": 2, "ep": 2}, chain=True, seed=3),
@@ -42,6 +52,11 @@ FOUR = {
     "pp2 dp2 ep2": Case(parallel={"pp": 2, "dp": 2, "ep": 2}),
     "pp2 tp2 sp ep2": Case(parallel={"pp": 2, "tp": 2, "sp": True, "ep": 2}),
     "pp4": Case(parallel={"pp": 4}),
+    "pp4, eight slots": Case(parallel={"pp": 4}, slots=8, replicas=1),
+    "pp4, eight slots, backward-first": Case(
+        parallel={"pp": 4, "schedule": "backward-first"}, slots=8, replicas=1, seed=1
+    ),
+    "pp2 dp2 ep2, four slots": Case(parallel={"pp": 2, "dp": 2, "ep": 2}, slots=4, seed=2),
     "pp2 tp2, dense": Case(parallel={"pp": 2, "tp": 2}, model="dense", dtype="float32"),
 }
 EIGHT = {

@@ -79,8 +79,8 @@ def test_any_limit_on_producers_that_one_stage_meets(
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS, num_stages=STAGES, kind=KINDS, lag=LAGS)
 def test_memory_of_a_stage(seed: int, num_stages: int, kind: ScheduleKind, lag: int) -> None:
-    """With windows that do not nest: at most lag · (P − 1 − s) + 1 consumers and as many producers on stage s,
-    and never more than P of these."""
+    """With windows that do not nest: at most lag · (P − 1 − s) + 1 consumers and as many producers on
+    stage s, and never more than P of these."""
     rng = np.random.default_rng(seed)
     slots = int(rng.integers(1, 9))
     outer = np.cumsum(rng.random(slots) < 0.5)

@@ -67,11 +67,12 @@ def check_model_degrees(parallel: ParallelSection, model: ModelConfig, where: st
 
 
 def check_plan_degrees(parallel: ParallelSection, parameters: Mapping[str, Any], where: str) -> None:
-    """The plan's replicas must divide over the data-parallel ranks, its padding over the tensor-parallel.
+    """The plan's replicas must divide over the data-parallel ranks, its padding over the tensor-parallel; a
+    pipeline's stages must be allowed the live producers that the plan's replicas are.
 
     Args:
         parallel: the ``[parallel]`` table.
-        parameters: of the plan's manifest: ``dp`` and ``pad``.
+        parameters: of the plan's manifest: ``dp``, ``pad`` and ``max_live_producers``.
         where: the plan, for messages.
 
     Raises:
@@ -90,6 +91,13 @@ def check_plan_degrees(parallel: ParallelSection, parameters: Mapping[str, Any],
         "are not those of the run",
         where,
         hint=f"plan with --pad {parallel.tp}, or a multiple of it",
+    )
+    live, limit = int(parameters.get("max_live_producers", 1)), parallel.max_live_producers
+    _require(
+        parallel.pp == 1 or limit is None or limit >= live,
+        f"the plan may keep {live} producers alive on a replica, but [parallel] max_live_producers = {limit}",
+        where,
+        hint=f"plan with --max-live-producers {limit}, or raise it",
     )
 
 

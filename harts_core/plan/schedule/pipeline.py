@@ -39,8 +39,8 @@ ScheduleKind = Literal["harts", "non-overlapping", "backward-first"]
 SCHEDULES: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
 """Kinds of schedule; the first is the one to train with, the others are for comparison."""
 DEFAULT_LAG = 2
-"""One microbatch in reserve for each following stage: with 1 a stage waits whenever its neighbour has a longer
-microbatch than its own, with more than 2 hardly less (docs/schedule.md)."""
+"""One microbatch in reserve for each following stage: with 1 a stage waits whenever its neighbour has a
+longer microbatch than its own, with more than 2 hardly less (docs/schedule.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

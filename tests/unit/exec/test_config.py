@@ -14,6 +14,7 @@ from harts_core.exec.config import OPEN_KEYS, SECTIONS, ModelSection, TrainConfi
 from harts_core.exec.model.config import ALIASES, PRESETS, ModelConfig
 from harts_core.exec.model_section import NOT_COMPUTED, resolve_model_config
 from harts_core.exec.objectives import OBJECTIVES
+from harts_core.plan.schedule.pipeline import DEFAULT_LAG, SCHEDULES
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
@@ -22,6 +23,11 @@ def write(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "train.toml"
     file.write_text(text)
     return file
+
+
+def test_pipelines_have_one_default() -> None:
+    assert TrainConfig().parallel.schedule_lag == DEFAULT_LAG
+    assert TrainConfig().parallel.schedule == SCHEDULES[0]
 
 
 def test_every_table_may_be_left_out(tmp_path: Path) -> None:
@@ -84,6 +90,8 @@ def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path
         ("[parallel]\nsp = true\n", "sp = true needs tp > 1"),
         ("[parallel]\ndp = 3\nep = 2\n", "ep = 2 does not divide dp · tp = 3"),
         ("[parallel]\ndp = 0\n", "dp must be at least 1"),
+        ("[parallel]\nschedule_lag = 0\n", "schedule_lag must be at least 1"),
+        ("[parallel]\nmax_live_producers = 0\n", "max_live_producers must be at least 1"),
         ("[model]\npreset = 3\n", "preset must be a string, not 3"),
         ("[model\n", "not valid TOML"),
     ],

@@ -100,6 +100,15 @@ def test_plans_that_do_not_divide() -> None:
         check_plan_degrees(parallel, {"dp": 2, "pad": 3}, "plan")
 
 
+def test_a_pipeline_is_allowed_the_live_producers_of_the_plan() -> None:
+    plan = {"dp": 2, "pad": 1, "max_live_producers": 3}
+    check_plan_degrees(ParallelSection(pp=2, max_live_producers=3), plan, "plan")
+    check_plan_degrees(ParallelSection(pp=2), plan, "plan")
+    check_plan_degrees(ParallelSection(max_live_producers=2), plan, "plan")  # no pipeline: the plan's own
+    with pytest.raises(ConfigError, match=r"3 producers alive on a replica, but .* max_live_producers = 2"):
+        check_plan_degrees(ParallelSection(pp=2, max_live_producers=2), plan, "plan")
+
+
 def test_the_number_of_processes_must_be_that_of_the_configuration() -> None:
     parallel = ParallelSection(dp=2, pp=2)
     check_launch(parallel, Launch(world_size=4, port=1), "train.toml")

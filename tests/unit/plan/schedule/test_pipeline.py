@@ -44,7 +44,10 @@ def test_producers_take_no_slot_and_windows_overlap() -> None:
     bundle = two_windows()
     assert bundle.units_of_replica(0).tolist() == [0, 2, 3, 1, 4, 5]  # units 0 and 1 are the producers
     last = "F0 F2 B2 F3 B3 B0 F1 F4 B4 F5 B5 B1"
-    for lag, first in ((1, "F0 F2 F3 B2 F1 F4 B3 B0 F5 B4 B5 B1"), (2, "F0 F2 F3 F1 F4 B2 F5 B3 B0 B4 B5 B1")):
+    for lag, first in (
+        (1, "F0 F2 F3 B2 F1 F4 B3 B0 F5 B4 B5 B1"),
+        (2, "F0 F2 F3 F1 F4 B2 F5 B3 B0 B4 B5 B1"),
+    ):
         assert passes(pipeline_schedule(bundle, num_stages=2, replica=0, lag=lag)) == [first, last]
         apart = pipeline_schedule(bundle, num_stages=2, replica=0, lag=lag, kind="non-overlapping")
         assert passes(apart) == ["F0 F2 F3 B2 B3 B0 F1 F4 F5 B4 B5 B1", last]
