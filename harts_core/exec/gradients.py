@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -37,7 +37,7 @@ class Gradients(Protocol):
 
 class LocalGradients:
     """Of a single process. Those of parameters below float32 add up in float32: each backward pass's is moved
-    there as it is produced.
+    there as it is produced. Both kinds hang on the parameter, so several optimizers of a model see the same.
 
     Args:
         parameters: by name.
@@ -45,50 +45,60 @@ class LocalGradients:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._sums: dict[str, Tensor] = {}
-        for name, parameter in parameters.items():
-            if accumulation_dtype(parameter) != parameter.dtype:
-                self._widen(name, parameter)
-
-    def _widen(self, name: str, parameter: nn.Parameter) -> None:
-        def collect(source: Tensor) -> None:
-            assert source.grad is not None  # called right after it was accumulated
-            gradient = source.grad.to(accumulation_dtype(source))
-            self._sums[name] = self._sums[name].add_(gradient) if name in self._sums else gradient
-            source.grad = None
-
-        parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
+        for parameter in parameters.values():
+            if accumulation_dtype(parameter) != parameter.dtype and not hasattr(parameter, _WIDE):
+                setattr(parameter, _WIDE, None)
+                parameter.register_post_accumulate_grad_hook(_widen)  # type: ignore[no-untyped-call]
 
     def zero(self) -> None:
         """See ``Gradients``."""
-        self._sums.clear()
         for parameter in self._parameters.values():
-            parameter.grad = None
+            setattr(parameter, _attribute(parameter), None)
 
     def find(self) -> dict[str, Tensor]:
         """See ``Gradients``."""
-        own = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        return own | self._sums
+        found = {name: getattr(p, _attribute(p)) for name, p in self._parameters.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def get(self, name: str) -> Tensor:
         """See ``Gradients``."""
         parameter = self._parameters[name]
-        if accumulation_dtype(parameter) == parameter.dtype:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            return parameter.grad
-        if name not in self._sums:
-            self._sums[name] = torch.zeros_like(parameter, dtype=accumulation_dtype(parameter))
-        return self._sums[name]
+        gradient: Tensor | None = getattr(parameter, _attribute(parameter))
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, dtype=accumulation_dtype(parameter))
+            setattr(parameter, _attribute(parameter), gradient)
+        return gradient
 
     def norm(self) -> float:
         """See ``Gradients``."""
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in self.find().values()]
-        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        return norm_of(self.find().values())
 
     def finish(self) -> float:
         """See ``Gradients``: they are complete."""
         return self.norm()
+
+
+_WIDE = "wide_grad"
+
+
+def _attribute(parameter: nn.Parameter) -> str:
+    """Where a parameter has its sum: ``grad``, or beside it where that is too narrow."""
+    return "grad" if accumulation_dtype(parameter) == parameter.dtype else _WIDE
+
+
+def _widen(parameter: nn.Parameter) -> None:
+    """Move the gradient of a backward pass, which has just been accumulated, to the sum."""
+    assert parameter.grad is not None
+    gradient = parameter.grad.to(accumulation_dtype(parameter))
+    total: Tensor | None = getattr(parameter, _WIDE)
+    setattr(parameter, _WIDE, gradient if total is None else total.add_(gradient))
+    parameter.grad = None
+
+
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """2-norm of all values of some tensors, in float64; NaN or infinite if one of them is."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
 def accumulation_dtype(parameter: Tensor) -> torch.dtype:

@@ -35,6 +35,8 @@ from harts_core.plan.bundle import (
 )
 from harts_core.plan.manifest import FORMAT, MANIFEST_SCHEMA, RUNTIME_SCHEMA, VERSION, check_described
 from harts_core.plan.memory import activation_tokens
+from harts_core.plan.validate.spans import check_span_units
+from harts_core.plan.validate.units import check_units
 from harts_core.trees.ragged import Ragged
 
 MANIFEST = "plan.json"
@@ -120,7 +122,14 @@ def bundle_to_tables(bundle: PlanBundle) -> dict[str, pa.Table]:
 
 
 def write_bundle(path: Path, bundle: PlanBundle) -> dict[str, Any]:
-    """Write a bundle directory atomically and return its manifest. The caller has validated the plan."""
+    """Write a bundle directory atomically and return its manifest. The caller has validated the plan.
+
+    Raises:
+        InvalidPlanError: units, slots or windows are not those of a plan; nothing was written.
+        DataError: the folder cannot be written, or is not one to replace.
+    """
+    check_units(bundle)
+    check_span_units(bundle)
     with atomic_directory(Path(path), replaces=FOLDER) as folder:
         hashes = {}
         for name, table in bundle_to_tables(bundle).items():

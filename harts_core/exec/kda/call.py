@@ -7,7 +7,7 @@ M returned states, C chunks, B chunk length.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -30,9 +30,8 @@ class KdaCall:
         boundaries: pairs (n, c): return the state after c full chunks of sequence n, 1 ≤ c ≤ lengths[n] // B.
         finals: sequences whose state after their last token is returned too, behind the boundary states.
             Only the no-replay comparison needs them: a state inside a chunk starts another chunk grid.
-        gate_lower_bound: a bound that the caller promises for every log gate (the model's safe gate),
-        or None.
-            It only lets a backend choose a faster kernel; every backend is exact without it.
+        gate_lower_bound: a bound that the caller promises for every log gate (the model's safe gate), or
+            None. It only lets a backend choose a faster kernel; every backend is exact without it.
 
     Raises:
         ValueError: a length, boundary or index is out of range.
@@ -76,6 +75,15 @@ class KdaCall:
     def num_states(self) -> int:
         """M, states that the call returns."""
         return len(self.boundaries) + len(self.finals)
+
+    def with_gate_bound(self, bound: float | None) -> KdaCall:
+        """This call with a bound on its gates; made once, so that all layers share its index tensors."""
+        if bound == self.gate_lower_bound:
+            return self
+        entry = ("gate_lower_bound", bound)
+        if entry not in self._cache:
+            self._cache[entry] = replace(self, gate_lower_bound=bound)
+        return cast(KdaCall, self._cache[entry])
 
     def cached(self, key: str, device: torch.device, build: Callable[[], Cached]) -> Cached:
         """What ``build`` returns, built once per call and device: all layers of a unit reuse it."""

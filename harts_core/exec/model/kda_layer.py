@@ -58,7 +58,7 @@ class KdaAttention(nn.Module):
         """[C, D] → [C, D], and the exported rows if asked for."""
         conv_inputs = (self.q_proj(x_CD), self.k_proj(x_CD), self.v_proj(x_CD))
         inputs = self.recurrence_inputs(x_CD, conv_inputs, layout, imports)
-        o_CHV, states = run_rounds(self.backend, inputs, layout, imports)
+        o_CHV, states = run_rounds(self.backend, inputs, layout, imports, gate_lower_bound=self.lower_bound)
         gate_CHV = self.g_proj(x_CD).view(o_CHV.shape)
         out = self.dense(self.o_norm(o_CHV, gate_CHV).flatten(1))
         if export is None:

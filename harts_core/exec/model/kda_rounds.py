@@ -35,12 +35,24 @@ class KdaInputs:
 
 
 def run_rounds(
-    backend: KdaBackend, inputs: KdaInputs, layout: DeviceLayout, imports: KdaInterface | None = None
+    backend: KdaBackend,
+    inputs: KdaInputs,
+    layout: DeviceLayout,
+    imports: KdaInterface | None = None,
+    *,
+    gate_lower_bound: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run every round of a unit.
 
     A sequence first replays its ancestors from the chunk boundary before it: their keys, values, gates and β
     are gathered (they are computed once, with their own row), their queries are zero, their outputs dropped.
+
+    Args:
+        backend: runs a call.
+        inputs: of the unit's own tokens.
+        layout: the unit's layout.
+        imports: rows and states of other units.
+        gate_lower_bound: below all log gates, where they are bounded; see ``KdaCall``.
 
     Returns:
         o_CHV in memory order, and all returned states [slots, H, K, V].
@@ -53,7 +65,7 @@ def run_rounds(
     states: list[Tensor] = []
     for entry, initial, (q, k, v, g, beta) in zip(rounds, layout.initial_states, parts, strict=True):
         start = None if initial is None else _gather_states(initial, states, imports)
-        o, returned = backend(q, k, v, g, beta, entry.call, start)
+        o, returned = backend(q, k, v, g, beta, entry.call.with_gate_bound(gate_lower_bound), start)
         outputs.append(o)
         states.append(returned)
     if not outputs:

@@ -17,6 +17,7 @@ def check_spans(bundle: PlanBundle, tree: RolloutTree, paths: TokenPaths) -> Non
     def where(i: int) -> str:
         return f"unit {s.unit[i]}, span {s.span[i]}"
 
+    check_span_units(bundle)
     _check_numbering(bundle)
     require((s.start >= 0) & (s.start < s.stop), "the span is empty or starts below 0", where)
     require((s.row >= 0) & (s.row < tree.num_rows), "the row is not in the tree", where)
@@ -49,9 +50,19 @@ def check_spans(bundle: PlanBundle, tree: RolloutTree, paths: TokenPaths) -> Non
         _check_groups(bundle, tree, paths)
 
 
-def _check_numbering(bundle: PlanBundle) -> None:
+def check_span_units(bundle: PlanBundle) -> None:
+    """The units and owners of spans are units of the plan."""
     s = bundle.spans
     require((s.unit >= 0) & (s.unit < bundle.num_units), "no such unit", lambda i: f"spans, line {i}")
+    require(
+        (s.owner >= 0) & (s.owner < bundle.num_units),
+        "no such owner",
+        lambda i: f"unit {s.unit[i]}, span {s.span[i]}",
+    )
+
+
+def _check_numbering(bundle: PlanBundle) -> None:
+    s = bundle.spans
     rises = np.ones(len(s), np.bool_)
     rises[1:] = s.unit[1:] >= s.unit[:-1]
     require(rises, "lines are not sorted by unit", lambda i: f"spans, line {i}")
@@ -65,7 +76,6 @@ def _check_owners(bundle: PlanBundle, paths: TokenPaths) -> None:
     def where(i: int) -> str:
         return f"unit {s.unit[i]}, span {s.span[i]}"
 
-    require((s.owner >= 0) & (s.owner < bundle.num_units), "no such owner", where)
     own = s.owner == s.unit
     require(~own | (s.owner_span == s.span), "an owned span must name itself as owner_span", where)
     counts = np.diff(bundle.span_offsets)

@@ -19,6 +19,8 @@ WHOLE_KINDS = ("trajectory", "tree")
 NUM_SPECIAL = 12
 """Token ids below this are chat markup, text tokens are drawn from [NUM_SPECIAL, vocab_size)."""
 MAX_ROW_TOKENS = 2**31 - 1
+RANGE_MINIMA = {"action_tokens": 3, "rollouts": 1, "expansions": 0, "summary_every": 1, "summary_tokens": 0}
+"""Least lower ends; an action has both marks of its thinking and something between them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +112,12 @@ class WorkloadSpec:
             value = getattr(self, name)
             if value < minimum:
                 raise ConfigError(f"{name} is {value}, it must be at least {minimum}", where=name)
+        for name, minimum in RANGE_MINIMA.items():
+            low, high = getattr(self, name)
+            if not minimum <= low <= high:
+                raise ConfigError(
+                    f"{name} is {low} to {high}, it must be a range from at least {minimum}", where=name
+                )
         if self.vocab_size >= 2**31:
             raise ConfigError(f"vocab_size is {self.vocab_size}, token ids are int32", where="vocab_size")
         if self.max_length * self.length_scale > MAX_ROW_TOKENS:

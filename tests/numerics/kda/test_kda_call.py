@@ -103,3 +103,13 @@ def test_fla_needs_its_packages_and_a_device(monkeypatch: pytest.MonkeyPatch) ->
     specs.clear()
     with pytest.raises(MissingBackendError, match="triton, which is not installed"):
         get_kda_backend("fla")
+
+
+def test_calls_of_one_bound_share_their_index_tensors() -> None:
+    call = KdaCall(lengths=(5, 2), chunk=4, boundaries=((0, 1),))
+    bounded = call.with_gate_bound(-5.0)
+    assert (bounded.gate_lower_bound, bounded.lengths, bounded.boundaries) == (-5.0, (5, 2), ((0, 1),))
+    assert call.with_gate_bound(-5.0) is bounded
+    assert call.with_gate_bound(-4.0) is not bounded
+    assert call.with_gate_bound(None) is call
+    assert call.gate_lower_bound is None

@@ -49,6 +49,15 @@ def test_values_states_and_gradients(gates: str, dtype: str, bound: float) -> No
         assert error < bound, name
 
 
+@pytest.mark.parametrize("gates", ["model-bounded", "model-unbounded"])
+def test_a_model_passes_the_bound_of_its_gates(gates: str) -> None:
+    """And runs a unit with forks and replay as ``naive`` does: hidden states and every weight's gradient."""
+    errors = json.loads(run_module("tests.numerics.kda.fla_in_interpreter", gates, "float32"))
+    assert len(errors) > 20
+    for name, error in errors.items():
+        assert error < 2e-5, (name, error)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compact_is_bitwise_expanded(dtype: str) -> None:
     equal = json.loads(run_module("tests.numerics.kda.fla_in_interpreter", "bitwise", dtype))

@@ -99,6 +99,19 @@ def test_bfloat16_gradients_accumulate_in_float32() -> None:
     assert optimizer.gradients()["p"].item() == 356
 
 
+def test_optimizers_of_one_model_see_the_same_gradients() -> None:
+    """Whatever the parameter's dtype: a new optimizer may follow, or stand beside, an earlier one."""
+    for dtype in (torch.float32, torch.bfloat16):
+        p = nn.Parameter(torch.zeros(1, dtype=dtype))
+        first, second = (Optimizer([("p", p)], OptimizerSection()) for _ in range(2))
+        (p * 256).sum().backward()
+        p.sum().backward()
+        assert first.gradient("p").item() == second.gradient("p").item() == 257
+        second.step(0)
+        assert first.grad_norm() == 0
+        assert p.item() != 0
+
+
 def test_bfloat16_updates_below_its_precision_add_up() -> None:
     p = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     optimizer = Optimizer([("p", p)], OptimizerSection(learning_rate=1e-4))

@@ -6,20 +6,21 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from harts_core.errors import CorruptFileError, DataError, HartsError, SchemaMismatchError
+from harts_core.errors import CorruptFileError, DataError, HartsError, InvalidPlanError, SchemaMismatchError
 from harts_core.plan.bundle_file import read_bundle, read_manifest, write_bundle
 from harts_core.plan.diff import diff_plans
 from harts_core.plan.manifest import COUNT_METRICS, MANIFEST_SCHEMA, RATIO_METRICS
 from harts_core.plan.report import plan_report
 from harts_core.plan.schedule.report import pipeline_report
 from harts_core.plan.validate import validate_plan
-from tests.unit.plan.plans import random_plan
+from tests.unit.plan.plans import random_plan, windowed_plan
 
 TREE, PLAN = random_plan(0)
 OPTIONS: dict[str, Any] = {
@@ -130,3 +131,27 @@ def test_what_is_no_json_is_refused(bundle: Path, name: str, text: str) -> None:
     (bundle / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(CorruptFileError, match="not JSON"):
         read_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "message"),
+    [
+        ("units", "slot", 99, "slots are not dense"),
+        ("units", "replica", 9, "replica is not in"),
+        ("units", "window", 7, "no such window"),
+        ("windows", "slot_stop", 50, "not a run of the slots"),
+        ("spans", "owner", 60, "no such owner"),
+        ("spans", "unit", 60, "no such unit"),
+    ],
+)
+def test_what_is_no_plan_is_not_written(
+    tmp_path: Path, table: str, column: str, value: int, message: str
+) -> None:
+    plan = windowed_plan()
+    lines = getattr(plan, table)
+    values = getattr(lines, column).copy()
+    values[-1] = value
+    broken = replace(plan, **{table: replace(lines, **{column: values})})
+    with pytest.raises(InvalidPlanError, match=message):
+        write_bundle(tmp_path / "broken", broken)
+    assert not any(tmp_path.iterdir())

@@ -253,3 +253,28 @@ def test_rows_are_streamed_in_groups(tmp_path: Path) -> None:
     metadata = pq.read_metadata(tmp_path / "a.parquet")
     assert metadata.num_row_groups > 1
     assert metadata.num_rows == 40
+
+
+@pytest.mark.parametrize(
+    ("field", "bounds"),
+    [
+        ("action_tokens", (2, 9)),
+        ("action_tokens", (9, 8)),
+        ("rollouts", (0, 2)),
+        ("expansions", (-1, 0)),
+        ("summary_every", (0, 3)),
+        ("summary_tokens", (4, 3)),
+    ],
+)
+def test_bad_ranges_are_named(field: str, bounds: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=f"{field} is") as caught:
+        replace(workload_spec(), **{field: bounds})
+    assert caught.value.where == field
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_actions_may_be_as_short_as_their_markup(kind: str) -> None:
+    spec = replace(workload_spec(kind=kind, rows=40), action_tokens=(3, 3), think_share=0.1, echo=1.0)
+    rows = list(generate(spec))
+    assert len(rows) == 40
+    assert all(THINK_START in row.tokens for row in rows if kind in ("trajectory", "tree"))
