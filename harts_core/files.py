@@ -187,7 +187,7 @@ def _check_replaceable(path: Path, kind: FolderKind | None) -> None:
         wrong = "the output folder is not empty"
     elif found and kind is not None:
         other = [n for n in found if not any(fnmatchcase(n, pattern) for pattern in kind.names)]
-        if not _states_format(path / kind.marker, kind.format):
+        if not states_format(path / kind.marker, kind.format):
             wrong = f"the output folder is not empty, and not a {kind.format}"
         elif other or any((path / n).is_dir() for n in found):
             wrong = f"the output folder holds more than a {kind.format}: {', '.join(other[:3])}"
@@ -195,7 +195,8 @@ def _check_replaceable(path: Path, kind: FolderKind | None) -> None:
         raise DataError(f"{wrong}; it is left alone", where=str(path), hint="name another folder")
 
 
-def _states_format(marker: Path, name: str) -> bool:
+def states_format(marker: Path, name: str) -> bool:
+    """Whether a JSON file has that ``format``."""
     try:
         values = json.loads(marker.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: folders ``step-000003`` that a later run continues bit for bit.
+"""Checkpoints of a training run: folders ``step-000003`` that a later run continues.
 
-Each holds the model in Hugging Face form (config.json, safetensors), ``optimizer.safetensors`` (moments,
-master weights, random state) and ``state.json`` (step, seed, plans, hashes of the files). A folder appears
-under its name only when it is complete; whatever has another name is left over from an interrupted write.
+Each holds the model and the optimizer's state in one of two formats (``harts_core.exec.checkpoint_tensors``),
+and ``state.json`` (step, seed, plans, hashes of the files). A folder appears under its name only when it is
+complete; whatever has another name is left over from an interrupted write.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harts_core.errors import ConfigError, CorruptFileError, DataError
-from harts_core.exec.weights.hf_checkpoint import read_part, save_tensors, write_hf_checkpoint
-from harts_core.exec.weights.safetensors_header import read_header
-from harts_core.files import FolderKind, atomic_directory, sha256_file
+from harts_core.exec.checkpoint_tensors import OPTIMIZER, save_sharded, save_whole
+from harts_core.files import FolderKind, atomic_directory, sha256_file, states_format
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harts_core.exec.model.decoder import HybridModel
-    from harts_core.exec.model.spec import ModelSpec
     from harts_core.exec.optimizer import StepOptimizer
     from harts_core.exec.parallel.job import Job
 
@@ -35,13 +33,17 @@ T = TypeVar("T")
 FORMAT = "harts-checkpoint"
 VERSION = 1
 STATE = "state.json"
-OPTIMIZER = "optimizer.safetensors"
-RANDOM_STATE = "random_state."
-"""Prefix of the generators' states beside the optimizer's tensors."""
 
 FOLDER = FolderKind(
-    marker=STATE, format=FORMAT, names=("config.json", "model*.safetensors", "*.index.json", OPTIMIZER, STATE)
+    marker=STATE,
+    format=FORMAT,
+    names=(
+        *("config.json", "model*.safetensors", "*.index.json", OPTIMIZER, STATE),
+        *(".metadata", "metadata.json", "common.pt", "*.distcp"),  # sharded
+    ),
 )
+
+SHARED = "the run folder must be on a file system that all processes share"
 
 _NAME = re.compile(r"step-(\d{6,})")
 _DEBRIS = re.compile(r"\.step-\d{6,}\..*")
@@ -95,53 +97,117 @@ def save_checkpoint(
     optimizer: StepOptimizer,
     state: RunState,
     *,
+    sharded: bool,
     extra_tensors: dict[str, Tensor],
     keep: int,
     job: Job,
 ) -> Path:
     """Write a checkpoint atomically, then remove all but the ``keep`` newest.
 
-    Every process of the job calls this; the main one writes whole tensors, so that a run goes on with any
-    number of processes.
+    Every process of the job calls this. Neither format says anything about the processes, so a run goes on
+    with any number of them.
 
     Args:
         folder: the run's ``checkpoints`` folder; it exists.
         model, optimizer: saved bit for bit.
         state: where the run stands.
+        sharded: every process writes its own parts; else the main one writes whole tensors.
         extra_tensors: tensors of the loaded checkpoint that the model does not use, written back.
         keep: ≥ 1.
         job: the processes that hold the model.
 
     Returns:
         The checkpoint's folder.
-    """
-    from harts_core.exec.optimizer import parameter_of
 
+    Raises:
+        DataError: the operating system refuses the write.
+    """
     path = folder / checkpoint_name(state.step)
-    weights = job.collect((name, t, t) for name, t in model.state_dict(keep_vars=True).items())
-    parameters = dict(optimizer.parameters())
-    moments = job.collect((name, t, parameters[parameter_of(name)]) for name, t in optimizer.named_state())
-    if not job.is_main:
-        return path
-    with atomic_directory(path, replaces=FOLDER) as temporary:
-        write_hf_checkpoint(temporary, weights, model.config, dtype=state.dtype, extra_tensors=extra_tensors)
-        tensors = {**moments, **_random_state()}
-        save_tensors(temporary / OPTIMIZER, tensors)
-        hashes = {p.name: sha256_file(p) for p in sorted(temporary.iterdir())}
-        values = {"format": FORMAT, "version": VERSION, **asdict(state), "files": hashes}
-        (temporary / STATE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-    for old in list_checkpoints(folder)[:-keep]:
-        _remove(old)
+    with _writing(path, job) as temporary:
+        hashes: dict[str, str] = {}
+        if sharded:
+            hashes = save_sharded(temporary, model, optimizer, extra_tensors, dtype=state.dtype, job=job)
+        else:
+            save_whole(temporary, model, optimizer, extra_tensors, dtype=state.dtype, job=job)
+        if job.is_main:
+            _write_state(temporary, state, hashes)
+    if job.is_main:
+        for old in list_checkpoints(folder)[:-keep]:
+            _remove(old)
     return path
 
 
+@contextmanager
+def _writing(path: Path, job: Job) -> Iterator[Path]:
+    """A folder that all processes fill and the main one makes and renames."""
+    if not job.is_main:
+        yield Path(job.gather("")[0])
+    else:
+        with atomic_directory(path, replaces=FOLDER) as temporary:
+            job.gather(str(temporary))
+            yield temporary
+    job.wait()
+
+
+def _write_state(folder: Path, state: RunState, hashes: dict[str, str]) -> None:
+    """Write state.json, with the hashes of all other files.
+
+    Args:
+        folder: complete but for this file.
+        state: where the run stands.
+        hashes: those that are known.
+    """
+    lost = [name for name in hashes if not (folder / name).is_file()]
+    if lost:
+        raise DataError(f"{lost[0]} is not where another process wrote it", where=str(folder), hint=SHARED)
+    found = {p.name: hashes.get(p.name) or sha256_file(p) for p in sorted(folder.iterdir())}
+    values = {"format": FORMAT, "version": VERSION, **asdict(state), "files": found}
+    (folder / STATE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+
+
 def read_state(path: Path) -> RunState:
-    """Read a checkpoint's state.json and check the hashes of the other files.
+    """Read a checkpoint's state.json.
 
     Raises:
         DataError: not a HARTS checkpoint.
+        CorruptFileError: the file is damaged, or of another step than the folder.
+    """
+    state = _read_state(path)[0]
+    if path.name != checkpoint_name(state.step):
+        raise CorruptFileError(f"{STATE} is of step {state.step}, the folder of another", where=str(path))
+    return state
+
+
+def check_files(path: Path, job: Job) -> None:
+    """Compare the files of a checkpoint with the hashes in its state.json, each file in one process.
+
+    A folder that is no run's checkpoint has no hashes, and passes.
+
+    Args:
+        path: the folder.
+        job: its processes share the work, and raise together.
+
+    Raises:
         CorruptFileError: a file is damaged, missing or does not match its hash.
     """
+    if not states_format(path / STATE, FORMAT):
+        return
+    mine = sorted(_read_state(path)[1].items())[job.rank :: job.num_processes]
+    wrong = ((_wrong(path / name, expected), name) for name, expected in mine)
+    for what, name in job.gather(next((found for found in wrong if found[0]), ("", ""))):
+        if what:
+            raise CorruptFileError(what, where=str(path / name))
+
+
+def _wrong(file: Path, expected: str) -> str:
+    """What is wrong with a file; empty if nothing is."""
+    if not file.is_file():
+        return "the checkpoint lacks a file"
+    return "" if sha256_file(file) == expected else f"the file does not match its hash in {STATE}"
+
+
+def _read_state(path: Path) -> tuple[RunState, dict[str, str]]:
+    """The state, and the hashes of the files."""
     file = path / STATE
     if not file.is_file():
         raise DataError(f"not a checkpoint of a run: no {STATE}", where=str(path))
@@ -155,17 +221,10 @@ def read_state(path: Path) -> RunState:
             dtype=_as(str, values["dtype"]),
             plans=tuple(_as(str, plan) for plan in values["plans"]),
         )
-        hashes = dict(values["files"])
+        hashes = {Path(name).name: _as(str, value) for name, value in dict(values["files"]).items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError(f"not the state of a checkpoint ({error})", where=str(file)) from error
-    if path.name != checkpoint_name(state.step):
-        raise CorruptFileError(f"{STATE} is of step {state.step}, the folder of another", where=str(path))
-    for name, expected in hashes.items():
-        if Path(name).name != name or not (path / name).is_file():
-            raise CorruptFileError("the checkpoint lacks a file", where=str(path / name))
-        if sha256_file(path / name) != expected:
-            raise CorruptFileError(f"the file does not match its hash in {STATE}", where=str(path / name))
-    return state
+    return state, hashes
 
 
 def _as(kind: type[T], value: Any) -> T:
@@ -188,41 +247,6 @@ def falling_back(path: Path | None) -> Iterator[None]:
             raise
         hint = f"remove {path}: --resume then continues from the checkpoint before it, or starts again"
         raise type(error)(error.what, where=error.where, hint=hint) from error
-
-
-def restore_optimizer(path: Path, optimizer: StepOptimizer, spec: ModelSpec) -> None:
-    """Load a checkpoint's optimizer state and the random generators' states.
-
-    A rank of a split model reads its own parts only.
-
-    Raises:
-        CorruptFileError: the file is damaged.
-        DataError: the state does not fit the model.
-    """
-    import torch
-    from safetensors import safe_open
-
-    from harts_core.exec.model.spec import WHOLE
-    from harts_core.exec.optimizer import parameter_of
-
-    file = path / OPTIMIZER
-    header = read_header(file)  # sizes are checked before anything is allocated
-    parameters = dict(optimizer.parameters())
-    tensors, random = {}, {}
-    with safe_open(str(file), framework="pt") as reader:
-        for name in header:
-            if name.startswith(RANDOM_STATE):
-                random[name] = reader.get_tensor(name)
-                continue
-            like = parameters.get(parameter_of(name))
-            if like is None and spec.stage.count > 1:
-                continue  # of another stage
-            tensors[name] = read_part(reader, name, WHOLE if like is None else spec.shard_of(like))
-    optimizer.load_state_tensors(tensors, str(file))
-    if f"{RANDOM_STATE}cpu" in random:
-        torch.set_rng_state(random[f"{RANDOM_STATE}cpu"])
-    if f"{RANDOM_STATE}cuda" in random and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random[f"{RANDOM_STATE}cuda"])
 
 
 def remove_debris(folder: Path) -> None:
@@ -255,19 +279,11 @@ def check_same_config(stored: dict[str, Any], current: dict[str, Any], where: st
 
 
 MAY_CHANGE = {
-    *(("runtime", key) for key in ("threads", "checkpoint_every", "keep_checkpoints", "memory_budget_bytes")),
+    *(("runtime", key) for key in ("threads", "memory_budget_bytes")),
+    *(("runtime", key) for key in ("checkpoint_every", "checkpoint_format", "keep_checkpoints")),
     *(("parallel", key) for key in ("dp", "tp", "sp", "pp", "ep", "distributed_optimizer", "timeout_s")),
 }
 """Keys that a resumed run may change."""
-
-
-def _random_state() -> dict[str, Tensor]:
-    import torch
-
-    states = {f"{RANDOM_STATE}cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states[f"{RANDOM_STATE}cuda"] = torch.cuda.get_rng_state()
-    return states
 
 
 def _remove(path: Path) -> None:

@@ -26,6 +26,7 @@ Backend = Literal["torch", "naive", "fla"]
 Device = Literal["cpu", "cuda"]
 Schedule = Literal["constant", "linear", "cosine"]
 BalanceLoss = Literal["batch", "sequence"]
+CheckpointFormat = Literal["whole", "sharded"]
 PipelineKind = Literal["harts", "non-overlapping", "backward-first"]
 
 
@@ -219,6 +220,8 @@ class RuntimeSection:
             bits, so a resumed run should keep it.
         seed: of the initial weights and of the run's random state.
         checkpoint_every: steps between checkpoints; 0 = only after the last step.
+        checkpoint_format: ``whole``: the main process writes the model in Hugging Face form; ``sharded``:
+            every process writes its own parts; None: whole in one process, sharded in many.
         keep_checkpoints: how many of the newest checkpoints to keep.
     """
 
@@ -233,6 +236,7 @@ class RuntimeSection:
     threads: int = 0
     seed: int = 0
     checkpoint_every: int = 0
+    checkpoint_format: CheckpointFormat | None = None
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
@@ -263,6 +267,12 @@ class TrainConfig:
             "[parallel] distributed_optimizer = true holds the optimizer's state in float32, not for "
             '[runtime] dtype = "float64"',
         )
+
+    @property
+    def sharded_checkpoints(self) -> bool:
+        """Whether every process writes its own parts of a checkpoint."""
+        default = "sharded" if self.parallel.num_processes > 1 else "whole"
+        return (self.runtime.checkpoint_format or default) == "sharded"
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], where: str = "train config") -> TrainConfig:

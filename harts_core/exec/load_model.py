@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harts_core.errors import MissingBackendError
 from harts_core.exec.config import RuntimeSection
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.weights.hf_checkpoint import HfCheckpoint
+from harts_core.exec.weights.load import StoredModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ def check_backend(runtime: RuntimeSection, purpose: str) -> None:
 
 def load_model(
     config: ModelConfig,
-    weights: HfCheckpoint | None,
+    weights: StoredModel | None,
     runtime: RuntimeSection,
     spec: ModelSpec | None = None,
     *,
@@ -78,7 +78,7 @@ def load_model(
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.model.spec import LOCAL_SPEC
     from harts_core.exec.model_size import check_model_fits
-    from harts_core.exec.weights.hf_checkpoint import load_weights
+    from harts_core.exec.weights.load import load_weights
 
     check_model_fits(config, runtime, training=training, num_processes=num_processes)
     model = HybridModel(

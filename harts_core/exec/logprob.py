@@ -17,7 +17,7 @@ from harts_core.exec.model_section import resolve_model_config
 from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.step_data import check_plan_fits
-from harts_core.exec.weights.hf_checkpoint import read_hf_checkpoint
+from harts_core.exec.weights.load import read_stored_model
 from harts_core.files import check_parent, refuse_inputs
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.bundle_file import read_bundle
@@ -114,7 +114,7 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
     inputs = (options.tree, options.plan, options.config, options.checkpoint)
     refuse_inputs(options.out, (path for path in inputs if path is not None))
     check_parent(options.out)
-    weights = None if options.checkpoint is None else read_hf_checkpoint(options.checkpoint)
+    weights = None if options.checkpoint is None else read_stored_model(options.checkpoint)
     model_config = resolve_model_config(
         config.model, None if weights is None else weights.config, str(options.config)
     )
@@ -122,9 +122,12 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
     bundle, tree = _read_plan(options, config, model_config)
     check_backend(config.runtime, "evaluating log-probabilities")
     from harts_core.exec.blocks import CacheSettings
+    from harts_core.exec.checkpoint import check_files
     from harts_core.exec.parallel.job import join_job
 
     with join_job(config.parallel, launch, config.runtime.device) as job:
+        if weights is not None:
+            check_files(weights.path, job)
         model, _ = load_model(
             model_config, weights, config.runtime, job.spec, num_processes=config.parallel.num_processes
         )

@@ -25,7 +25,7 @@ from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective
 from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
 from harts_core.exec.parallel.launch import Launch, read_launch
-from harts_core.exec.weights.hf_checkpoint import HfCheckpoint, read_hf_checkpoint
+from harts_core.exec.weights.load import StoredModel, read_stored_model
 from harts_core.files import atomic_directory, atomic_file, check_parent, refuse_inputs, sha256_file
 from harts_core.progress import Progress, no_progress
 
@@ -89,7 +89,7 @@ class _Setup:
     config: TrainConfig
     objective: Objective
     model: ModelConfig
-    weights: HfCheckpoint | None
+    weights: StoredModel | None
     launch: Launch
     resume_from: Path | None
     resolved: dict[str, Any]
@@ -166,6 +166,7 @@ def _train(
                 trainer.model,
                 trainer.optimizer,
                 state,
+                sharded=setup.config.sharded_checkpoints,
                 extra_tensors=extra_tensors,
                 keep=runtime.keep_checkpoints,
                 job=job,
@@ -228,7 +229,7 @@ def _check_options(options: RunOptions) -> _Setup:
     checkpoints = list_checkpoints(options.out / CHECKPOINTS)
     source = checkpoints[-1] if checkpoints else options.checkpoint
     with falling_back(checkpoints[-1] if checkpoints else None):
-        weights = None if source is None else read_hf_checkpoint(source)
+        weights = None if source is None else read_stored_model(source)
     model = resolve_model_config(config.model, None if weights is None else weights.config, where)
     check_model_degrees(config.parallel, model, where)
     resolved = {
@@ -281,7 +282,8 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
 def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Trainer, dict[str, Tensor]]:
     """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
     from harts_core.exec.blocks import CacheSettings
-    from harts_core.exec.checkpoint import falling_back, read_state, restore_optimizer
+    from harts_core.exec.checkpoint import check_files, falling_back, read_state
+    from harts_core.exec.checkpoint_tensors import restore_optimizer
     from harts_core.exec.model.moe_losses import RouterTerms
     from harts_core.exec.trainer import Trainer
 
@@ -300,6 +302,8 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Tra
             hint="resume with the same plans in the same order",
         )
     with falling_back(setup.resume_from):
+        if setup.weights is not None:
+            check_files(setup.weights.path, job)
         model, extra_tensors = load_model(
             setup.model,
             setup.weights,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from harts_core.errors import ConfigError, DataError, HartsError, InvalidPlanError
 from harts_core.exec.checkpoint import list_checkpoints, read_state
 from harts_core.exec.run import RunOptions, RunResult, train_run
+from harts_core.exec.weights.safetensors_file import SafetensorsFile
 from tests.support_train import write_config, write_inputs
 
 
@@ -152,9 +154,9 @@ def test_weights_that_cannot_be_written_are_an_error_and_leave_nothing(
     write_config(tmp_path)
 
     def full(*_: object, **__: object) -> None:
-        raise SafetensorError("No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr(SafetensorsFile, "write", full)
     with pytest.raises(DataError, match=r"cannot be written .*No space left") as error:
         train(tmp_path, "run", steps=1)
     assert error.value.where == str(tmp_path / "run" / "checkpoints" / "step-000001")

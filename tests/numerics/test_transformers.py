@@ -20,7 +20,8 @@ from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import Grpo
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.trainer import Trainer
-from harts_core.exec.weights.hf_checkpoint import load_weights, read_hf_checkpoint, write_hf_checkpoint
+from harts_core.exec.weights.hf_checkpoint import read_hf_checkpoint, write_hf_checkpoint
+from harts_core.exec.weights.load import load_weights
 from harts_core.trees.rollout_tree import RolloutTree
 from tests.support_train import plan_of, random_tree
 

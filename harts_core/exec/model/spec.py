@@ -18,6 +18,7 @@ from harts_core.errors import ConfigError
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model.experts import Experts
 from harts_core.exec.model.norm import RMSNorm
+from harts_core.exec.weights.regions import Region
 
 LinearFactory = Callable[[int, int, torch.dtype], nn.Module]
 """(input width, output width, dtype) → a module with ``weight`` and no bias."""
@@ -40,6 +41,13 @@ class Shard:
         if self.count > 1:
             shape[self.dim] *= self.count
         return tuple(shape)
+
+    def region(self, tensor: Tensor) -> Region:
+        """Where ``tensor``, the part, lies in the whole."""
+        start = [0] * tensor.dim()
+        if self.count > 1:
+            start[self.dim] = self.index * tensor.shape[self.dim]
+        return Region(tuple(start), tuple(tensor.shape))
 
     def own_part(self, whole: Tensor) -> Tensor:
         """The part of a whole tensor, as a view."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.parallel.groups import Groups
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +77,24 @@ class Job:
         found = join_stages(whole, self.groups)
         return {name: tensor.cpu() for name, tensor in found.items()}
 
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return 0 if self.groups is None else self.groups.rank
+
+    @property
+    def num_processes(self) -> int:
+        """Of the job."""
+        return 1 if self.groups is None else self.groups.parallel.num_processes
+
+    def gather(self, value: T) -> list[T]:
+        """A small value of every process, in rank order, on all of them."""
+        if self.groups is None:
+            return [value]
+        found: list[T] = [value] * self.num_processes
+        torch.distributed.all_gather_object(found, value)
+        return found
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.groups is not None:
@@ -101,6 +121,7 @@ def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Itera
     # which optional packages Megatron-core lacks, and which of its calls torch has renamed, is not the user's
     warnings.filterwarnings("ignore", message="(?s).*(Transformer Engine|Apex)", category=UserWarning)
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)  # its default
     try:
         from harts_core.exec.parallel.grid import ProcessGrid
         from harts_core.exec.parallel.groups import connect_store, process_groups

@@ -12,28 +12,31 @@ Layers beyond ``num_hidden_layers`` are multi-token-prediction layers: kept as t
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harts_core.errors import ConfigError, CorruptFileError, DataError
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.weights.safetensors_header import TensorInfo, read_header
+from harts_core.exec.weights.safetensors_file import SafetensorsFile, SafetensorsReader, dtype_name
+from harts_core.exec.weights.safetensors_header import ITEM_BYTES, TensorInfo, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harts_core.exec.model.decoder import HybridModel
-    from harts_core.exec.model.spec import Shard
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ARCHITECTURE = "BailingHybridForCausalLM"
 MAX_SHARD_BYTES = 5_000_000_000
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+Form = tuple[str, tuple[int, ...]]
+"""safetensors' name of a dtype, and a shape."""
 
 _FUSED = re.compile(r"(?P<experts>.*\.mlp\.experts)\.(?P<matrix>gate_proj|up_proj|down_proj)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -47,11 +50,17 @@ class HfCheckpoint:
         path: the folder.
         config: the model's shape, with unknown keys in ``config.extra``.
         tensors: name on disk to where and what it is.
+        fused_experts: a layer's routed experts are one tensor; here each is one of its own.
     """
 
     path: Path
     config: ModelConfig
-    tensors: dict[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo]
+    fused_experts: bool = False
+
+    def reader(self) -> SafetensorsReader:
+        """Of the weights."""
+        return SafetensorsReader(self.tensors)
 
 
 def read_hf_checkpoint(path: Path) -> HfCheckpoint:
@@ -63,16 +72,7 @@ def read_hf_checkpoint(path: Path) -> HfCheckpoint:
         ConfigError: config.json describes something else than a supported ``bailing_hybrid`` model.
     """
     path = Path(path)
-    if not (path / CONFIG).is_file():
-        raise DataError(
-            f"not a checkpoint: no {CONFIG}",
-            where=str(path),
-            hint="name a folder with config.json and model.safetensors",
-        )
-    try:
-        config = ModelConfig.from_dict(_read_json(path / CONFIG))
-    except ConfigError as error:
-        raise ConfigError(error.what, where=str(path / CONFIG), hint=error.hint) from None
+    config = read_model_config(path)
     if (path / INDEX).is_file():
         return HfCheckpoint(path=path, config=config, tensors=_read_shards(path))
     if not (path / SINGLE).is_file():
@@ -80,41 +80,24 @@ def read_hf_checkpoint(path: Path) -> HfCheckpoint:
     return HfCheckpoint(path=path, config=config, tensors=read_header(path / SINGLE))
 
 
-def load_weights(model: HybridModel, checkpoint: HfCheckpoint) -> dict[str, Tensor]:
-    """Copy a checkpoint's weights into a model of the same config, converted to the parameters' dtypes.
-
-    A rank of a split model reads its own parts only.
-
-    Args:
-        model: a ``HybridModel``.
-        checkpoint: the folder, already checked by ``read_hf_checkpoint``.
-
-    Returns:
-        The tensors that the model does not use (multi-token-prediction layers), by name, unconverted.
+def read_model_config(path: Path) -> ModelConfig:
+    """Read a folder's config.json.
 
     Raises:
-        DataError: a tensor is missing, unexpected, of another shape or not of a float type. Nothing was
-            copied then.
+        DataError: there is none.
+        CorruptFileError: it is not JSON.
+        ConfigError: it describes something else than a supported ``bailing_hybrid`` model.
     """
-    import torch
-    from safetensors import safe_open
-
-    targets = _own_parts(model)
-    kept = _check_tensors(checkpoint, _whole_shapes(model))
-    extra: dict[str, Tensor] = {}
-    by_file: dict[Path, list[str]] = {}
-    for name, info in checkpoint.tensors.items():
-        by_file.setdefault(info.file, []).append(name)
-    with torch.no_grad():
-        for file, names in by_file.items():
-            with safe_open(str(file), framework="pt") as reader:
-                for name in names:
-                    if name in kept:
-                        extra[name] = reader.get_tensor(name)
-                    elif name in targets:
-                        own, shard = targets[name]
-                        own.copy_(read_part(reader, name, shard))
-    return extra
+    if not (path / CONFIG).is_file():
+        raise DataError(
+            f"not a checkpoint: no {CONFIG}",
+            where=str(path),
+            hint="name a folder with config.json and model.safetensors",
+        )
+    try:
+        return ModelConfig.from_dict(_read_json(path / CONFIG))
+    except ConfigError as error:
+        raise ConfigError(error.what, where=str(path / CONFIG), hint=error.hint) from None
 
 
 def write_hf_checkpoint(
@@ -123,38 +106,75 @@ def write_hf_checkpoint(
     config: ModelConfig,
     *,
     dtype: str,
-    extra_tensors: dict[str, Tensor] | None = None,
+    extra_tensors: Mapping[str, Tensor] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write config.json and the weights into an existing folder, every tensor in its own dtype.
-
-    Not atomic by itself: call it within ``atomic_directory``.
+    """``stream_hf_checkpoint`` of tensors that are at hand.
 
     Args:
         folder: an existing folder.
         state: the whole model's ``state_dict``.
-        config: its configuration; unknown keys that were read are written back.
-        dtype: of the run (``float32``, …), recorded in config.json.
+        config, dtype, max_shard_bytes: see there.
         extra_tensors: tensors of ``load_weights`` to write back.
-        max_shard_bytes: weights above this size are cut into shards with an index.
     """
-    tensors = {name: view for key, value in state.items() for name, view in disk_views(key, value)}
-    tensors |= extra_tensors or {}
+    tensors = {**state, **(extra_tensors or {})}
+    forms = {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
+    stream_hf_checkpoint(folder, forms, tensors.items(), config, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def stream_hf_checkpoint(
+    folder: Path,
+    forms: Mapping[str, Form],
+    tensors: Iterable[tuple[str, Tensor]],
+    config: ModelConfig,
+    *,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config.json and the weights into an existing folder, every tensor in its own dtype.
+
+    Tensors are written as they come and not kept. Not atomic by itself: call it within ``atomic_directory``.
+
+    Args:
+        folder: an existing folder.
+        forms: dtype (safetensors' name) and shape of each entry of the whole model's state and of each tensor
+            beyond it. Files are filled in the order of the model's, then by name.
+        tensors: these, in any order.
+        config: the model's configuration; unknown keys that were read are written back.
+        dtype: of the run (``float32``, …), recorded in config.json.
+        max_shard_bytes: weights above this size are cut into shards with an index.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    write_model_config(folder, config, dtype)
+    extra = sorted(key for key in forms if is_extra_layer(key, config.num_hidden_layers))
+    ordered = [*(key for key in forms if key not in extra), *extra]
+    disk = {name: form for key in ordered for name, form in _disk_forms(key, forms[key])}
+    shards = list(_cut_shards(disk, max_shard_bytes))
+    files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    if len(shards) == 1:
+        files = [SINGLE]
+    outputs: dict[str, SafetensorsFile] = {}
+    with ExitStack() as stack:
+        for file, shard in zip(files, shards, strict=True):
+            out = stack.enter_context(SafetensorsFile(folder / file, shard, {"format": "pt"}))
+            outputs |= dict.fromkeys(shard, out)
+        for key, tensor in tensors:
+            for name, view in disk_views(key, tensor):
+                outputs[name].write(name, view)
+    if len(shards) > 1:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        total = sum(_num_bytes(form) for form in disk.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def write_model_config(folder: Path, config: ModelConfig, dtype: str) -> None:
+    """Write config.json, with ``dtype`` (of the run), into a folder."""
     values = {"architectures": [ARCHITECTURE], **config.to_dict(), "dtype": dtype}
     values.pop("torch_dtype", None)  # the older name of dtype
     (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    shards = list(_cut_shards(tensors, max_shard_bytes))
-    if len(shards) == 1:
-        save_tensors(folder / SINGLE, shards[0], {"format": "pt"})
-        return
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards):
-        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        save_tensors(folder / file, shard, {"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
-    total = sum(t.numel() * t.element_size() for t in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def disk_views(key: str, tensor: Tensor, first_expert: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -170,87 +190,44 @@ def disk_views(key: str, tensor: Tensor, first_expert: int = 0) -> Iterator[tupl
         yield key, tensor
         return
     for expert in range(len(tensor)):
-        yield f"{fused['experts']}.{first_expert + expert}.{fused['matrix']}.weight", tensor[expert]
+        yield _expert_name(fused, first_expert + expert), tensor[expert]
 
 
-def read_part(reader: Any, name: str, shard: Shard) -> Tensor:
-    """This rank's part of a tensor in an open safetensors file; only that is read."""
-    if shard.count == 1:
-        whole: Tensor = reader.get_tensor(name)
-        return whole
-    view = reader.get_slice(name)
-    size = view.get_shape()[shard.dim] // shard.count
-    index = (slice(None),) * shard.dim + (slice(shard.index * size, (shard.index + 1) * size),)
-    part: Tensor = view[index]
-    return part
+def is_fused(key: str) -> bool:
+    """Whether a name in the model's state is that of a layer's routed experts."""
+    return _FUSED.fullmatch(key) is not None
 
 
-def _own_parts(model: HybridModel) -> dict[str, tuple[Tensor, Shard]]:
-    """What a rank holds, by name on disk: its memory, and which part of the tensor on disk that is."""
-    from harts_core.exec.model.spec import WHOLE
-
-    parts: dict[str, tuple[Tensor, Shard]] = {}
-    for key, value in model.state_dict(keep_vars=True).items():
-        shard = model.spec.shard_of(value)
-        if _FUSED.fullmatch(key):
-            views = disk_views(key, value, shard.index * len(value))
-            parts |= {name: (view, WHOLE) for name, view in views}
-        else:
-            parts[key] = (value, shard)
-    return parts
-
-
-def _whole_shapes(model: HybridModel) -> dict[str, tuple[int, ...]]:
-    """Names and shapes on disk of the whole model, also of what other ranks hold."""
-    import torch
-
-    with torch.device("meta"):
-        whole = type(model)(model.config, dtype=model.dtype, seed=None)
-    return {
-        name: tuple(view.shape)
-        for key, value in whole.state_dict().items()
-        for name, view in disk_views(key, value)
-    }
-
-
-def _check_tensors(checkpoint: HfCheckpoint, expected: dict[str, tuple[int, ...]]) -> set[str]:
-    """Names on disk that the model does not use but keeps; everything else must match exactly."""
-    found = checkpoint.tensors
-    missing = sorted(expected.keys() - found.keys())
-    unused = sorted(found.keys() - expected.keys())
-    kept = {name for name in unused if _is_extra_layer(name, checkpoint.config.num_hidden_layers)}
-    unexpected = [name for name in unused if name not in kept]
-    where = str(checkpoint.path)
-    if missing:
-        also = f"; unexpected: {_some(unexpected)}" if unexpected else ""
-        raise DataError(f"the checkpoint lacks tensors: {_some(missing)}{also}", where=where)
-    if unexpected:
-        raise DataError(f"the checkpoint has tensors that the model lacks: {_some(unexpected)}", where=where)
-    for name, shape in expected.items():
-        info = found[name]
-        if info.shape != shape:
-            raise DataError(
-                f"tensor {name} has shape {list(info.shape)}, the model needs {list(shape)}",
-                where=str(info.file),
-                hint="config.json and the weights belong to different models",
-            )
-        if info.dtype not in FLOAT_DTYPES:
-            raise DataError(
-                f"tensor {name} has dtype {info.dtype}, not one of {', '.join(FLOAT_DTYPES)}",
-                where=str(info.file),
-                hint="quantised checkpoints must be converted first",
-            )
-    return kept
-
-
-def _is_extra_layer(name: str, num_layers: int) -> bool:
+def is_extra_layer(name: str, num_layers: int) -> bool:
+    """Whether a tensor belongs to a layer beyond the model's."""
     match = _LAYER.match(name)
     return match is not None and int(match[1]) >= num_layers
 
 
-def _some(names: list[str], shown: int = 3) -> str:
+def some_names(names: list[str], shown: int = 3) -> str:
+    """The first few, for messages."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def _disk_forms(key: str, form: Form) -> Iterator[tuple[str, Form]]:
+    """``disk_views`` without the tensor."""
+    fused = _FUSED.fullmatch(key)
+    if fused is None:
+        yield key, form
+        return
+    dtype, shape = form
+    for expert in range(shape[0]):
+        yield _expert_name(fused, expert), (dtype, shape[1:])
+
+
+def _expert_name(fused: re.Match[str], expert: int) -> str:
+    return f"{fused['experts']}.{expert}.{fused['matrix']}.weight"
+
+
+def _num_bytes(form: Form) -> int:
+    dtype, shape = form
+    return math.prod(shape) * ITEM_BYTES[dtype]
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -275,38 +252,20 @@ def _read_shards(path: Path) -> dict[str, TensorInfo]:
         named = {name for name, f in weight_map.items() if f == file}
         if header.keys() != named:
             raise DataError(
-                f"the index and {file} disagree about {_some(sorted(header.keys() ^ named))}",
+                f"the index and {file} disagree about {some_names(sorted(header.keys() ^ named))}",
                 where=str(path / INDEX),
             )
         tensors |= header
     return tensors
 
 
-def _cut_shards(tensors: dict[str, Tensor], max_bytes: int) -> Iterable[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
+def _cut_shards(forms: Mapping[str, Form], max_bytes: int) -> Iterator[dict[str, Form]]:
+    shard: dict[str, Form] = {}
     size = 0
-    for name, tensor in tensors.items():
-        num_bytes = tensor.numel() * tensor.element_size()
-        if shard and size + num_bytes > max_bytes:
+    for name, form in forms.items():
+        if shard and size + _num_bytes(form) > max_bytes:
             yield shard
             shard, size = {}, 0
-        shard[name] = tensor
-        size += num_bytes
+        shard[name] = form
+        size += _num_bytes(form)
     yield shard
-
-
-def save_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write one safetensors file, from any device.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    # experts are views of one tensor; safetensors wants each in memory of its own
-    copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    try:
-        save_file(copies, str(file), metadata=metadata)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
