@@ -1,189 +1,222 @@
-"""psRL beside harts and no sharing, on four shapes of agent rollouts; markdown on stdout.
+"""psRL beside harts, no sharing, and psRL with fixed blocks, on four shapes of agent rollouts; markdown.
 
-Each workload is sampled in its own way: whole trajectories (search), steps with the whole history (web),
-steps without earlier thinking (house), steps of branching rollouts (network). The lengths are chosen, not
-measured ones. For every planner the first table has, from the validated plan:
+Two tables for each workload (``workloads.agent_workloads``). *Planned*, at full size, from validated plans of
+several seeds, medians:
 
-- compression: original tokens over tokens computed;
-- workers: mean over max of the replicas' estimated work (cost model, forward and backward);
-- spread: coefficient of variation of the estimated work of the microbatches of a replica, mean over replicas;
-- cache: the most keys and values of other units' tokens (and their gradients) alive at once on a replica, in
-  thousands of tokens: exact blocks, freed after their last use;
-- activations: the most computed tokens whose graph is alive at once on a replica, in thousands;
-- gain: estimated time of the step without sharing over the planner's; every slot and window takes its slowest
-  replica's.
+- compression: original tokens over computed ones; with fixed blocks, if nothing is copied (sharing in whole
+  blocks only); the least of the seeds in parentheses;
+- workers, spread: mean over max of the workers' estimated work; coefficient of variation of the work of a
+  worker's microbatches;
+- alive: most computed tokens on a worker that wait for their backward at once, in thousands;
+- peak, released: most GiB of Ling-3.0-tiny in bfloat16 that a worker keeps for later units at once, freed
+  after their last use, and what that saves against freeing nothing; fixed blocks shared by copying;
+- copied: tokens that are kept once more than needed;
+- gain: estimated time of the step without sharing over the planner's (the least in parentheses).
 
-The second table compares placements alone: the spread of the workers' estimated time, (max − min) / mean.
+*Measured*, one worker's share with all lengths divided: original tokens per CPU second of forward and
+backward of a small MoE model, all ways in turn in one process, and their gain over no sharing run by run
+(median, least and most of all seeds and repeats). Fixed blocks are executed twice: copied, as the runtime
+keeps them, and computed again, on the same rows changed so that they share whole blocks only.
 
-    python benchmarks/psrl.py               # a minute
-    python benchmarks/psrl.py --rows 60     # quick
+    python benchmarks/psrl.py                               # 20 CPU minutes, most of them measured
+    python benchmarks/psrl.py --rows 60 --seeds 0 --measured-rows 0
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-import numpy as np
+import torch
+from unit_times import Step, alternate
+from workloads import agent_workloads, share_whole_blocks, shorten
 
-from harts_core.errors import InfeasiblePlanError
-from harts_core.plan.bundle import CONSUMER, PlanBundle
-from harts_core.plan.cache_policy.blocks import cache_blocks
-from harts_core.plan.cache_policy.rows import TOKENS
-from harts_core.plan.cache_policy.simulate import simulate
-from harts_core.plan.cache_policy.trace import block_sizes, cache_trace
+from harts_core.exec.blocks import CacheSettings
+from harts_core.exec.cache_bytes import cache_row_bytes
+from harts_core.exec.model.config import PRESETS
+from harts_core.exec.model.decoder import HybridModel
+from harts_core.plan.compare import PlannerResult, compare_planners
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
-from harts_core.plan.schedule.units import peak_alive, unit_events, unit_links
 from harts_core.trees.build import build_tree
-from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.statistics import tree_statistics
 from harts_core.trees.synth.samples import generate
-from harts_core.trees.synth.spec import LengthRange, WorkloadSpec, workload_spec
+from harts_core.trees.synth.spec import WorkloadSpec
 
 PLANNERS = ("expanded", "harts", "psrl")
-PLACEMENTS = ("length-balanced", "prefix-first", "balance-first", "psrl")
+FIXED_SIZES = (1, 16, 32, 128, 512)
+EXECUTED_SIZES = (1, 16)
+PLANNED = ("compression", "workers", "spread", "alive", "peak", "released", "copied", "gain")
+MEASURED = ("tokens/s", "gain", "least", "most")
+
+Seeded = Callable[[int], WorkloadSpec]
 
 
-def lengths(minimum: int, median: float, maximum: int, sigma: float) -> LengthRange:
-    """Short for the specs below."""
-    return LengthRange(minimum=minimum, median=median, maximum=maximum, sigma=sigma)
-
-
-def specs(rows: int, seed: int) -> dict[str, WorkloadSpec]:
-    """The four workloads."""
-
-    def paper(kind: str) -> WorkloadSpec:
-        spec = workload_spec(kind=kind, preset="paper", rows=rows, seed=seed)
-        return replace(spec, mean_length=None, rollouts=(8, 8), max_length=32_000)
-
-    return {
-        "search-agent": replace(
-            paper("trajectory"),
-            system_tokens=603,
-            task_tokens=lengths(30, 90, 400, 0.5),
-            action_tokens=(60, 260),
-            observation_tokens=lengths(300, 900, 3_000, 0.5),
-            turns=lengths(2, 4, 10, 0.4),
-        ),
-        "web-agent": replace(
-            paper("step"),
-            system_tokens=1_807,
-            task_tokens=lengths(60, 150, 500, 0.5),
-            action_tokens=(80, 350),
-            observation_tokens=lengths(500, 2_000, 6_000, 0.6),
-            turns=lengths(4, 9, 20, 0.4),
-        ),
-        "house-agent": replace(
-            paper("step-no-think"),
-            system_tokens=1_203,
-            task_tokens=lengths(100, 250, 700, 0.5),
-            action_tokens=(40, 180),
-            observation_tokens=lengths(20, 60, 300, 0.6),
-            turns=lengths(8, 20, 45, 0.35),
-        ),
-        "network-agent": replace(
-            paper("tree-step"),
-            system_tokens=3_009,
-            task_tokens=lengths(300, 900, 3_000, 0.5),
-            action_tokens=(150, 500),
-            observation_tokens=lengths(200, 700, 2_500, 0.6),
-            turns=lengths(5, 12, 30, 0.4),
-            rollouts=(2, 3),
-            expansions=(6, 10),
-        ),
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What the tables show of one plan; see the module."""
-
-    compression: float
-    workers: float
-    spread: float
-    cache: int
-    activations: int
-    time: float
-    work: np.ndarray
-
-
-def measure(bundle: PlanBundle, tree: RolloutTree) -> Measured:
-    """Estimated work, cache and activations of a plan."""
-    u = bundle.units
-    cost = u.cost_forward + u.cost_backward
-    work = np.bincount(u.replica, cost, minlength=bundle.dp)
-    spreads = []
-    for d in range(bundle.dp):
-        mine = cost[(u.replica == d) & (u.kind == CONSUMER)]
-        spreads.append(float(mine.std() / mine.mean()))
-    place = np.where(u.kind == CONSUMER, u.slot, int(u.slot.max()) + 1 + u.window)
-    slowest = np.zeros(int(place.max()) + 1)
-    np.maximum.at(slowest, place, cost)
-    links = unit_links(bundle)
-    blocks = cache_blocks(bundle)
-    sizes = block_sizes(bundle, blocks, TOKENS, tree)
-    cache = activations = 0
-    for d in range(bundle.dp):
-        events = unit_events(links, bundle.units_of_replica(d).tolist())
-        cache = max(cache, simulate(cache_trace(blocks, sizes, events)).counters.peak_bytes)
-        activations = max(activations, peak_alive(events, u.padded_tokens))
-    return Measured(
-        compression=bundle.metrics["decoder_compression"],
-        workers=float(work.mean() / work.max()),
-        spread=float(np.mean(spreads)),
-        cache=cache,
-        activations=activations,
-        time=float(slowest.sum()),
-        work=work,
+def planned(spec: Seeded, arguments: argparse.Namespace) -> list[str]:
+    """Lines of a workload's first table, with its title."""
+    results: dict[str, list[PlannerResult]] = {p: [] for p in PLANNERS}
+    shapes = []
+    for seed in arguments.seeds:
+        tree = build_tree(generate(spec(seed)))
+        shapes.append(tree_statistics(tree))
+        comparison = compare_planners(
+            tree,
+            planners=PLANNERS,
+            dp=[arguments.dp],
+            seeds=[seed],
+            options=PlanOptions(dp=arguments.dp, capacity=arguments.capacity),
+            block_tokens=FIXED_SIZES,
+            row_bytes=cache_row_bytes(PRESETS["ling-3.0-tiny"], "bfloat16"),
+        )
+        for result in comparison.results:
+            results[result.planner].append(result)
+    tokens, match, group_match = (
+        middle(getattr(s, name) for s in shapes)
+        for name in ("tokens", "prefix_match_rate", "group_prefix_match_rate")
     )
+    groups = middle(s.groups for s in shapes)
+    lines = [
+        f"{arguments.rows:,} rows, {groups:.0f} groups, {tokens / 1e6:.1f}M tokens, prefix match {match:.1%} "
+        f"(same group {group_match:.1%})",
+        "",
+        *head("planner", PLANNED),
+    ]
+    for planner in PLANNERS:
+        lines += planned_lines(results[planner], results["expanded"])
+    ratio = [
+        h.work.step_cost / p.work.step_cost
+        for h, p in zip(results["harts"], results["psrl"], strict=True)
+        if h.work and p.work
+    ]
+    lines += ["", "estimated time of harts over psrl, by seed: " + ", ".join(f"{r:.3f}" for r in ratio)]
+    return lines
 
 
-def plan(tree: RolloutTree, planner: str, arguments: argparse.Namespace) -> Measured | None:
-    """A planner's plan, measured; None where it has none."""
-    options = PlanOptions(dp=arguments.dp, capacity=arguments.capacity, planner=planner)
-    try:
-        return measure(plan_tree(tree, options), tree)
-    except InfeasiblePlanError as error:
-        print(f"{planner}: {error}", file=sys.stderr)
-        return None
+def planned_lines(results: Sequence[PlannerResult], base: Sequence[PlannerResult]) -> list[str]:
+    """A planner's line, and for psrl those of the fixed sizes."""
+    if any(r.failure for r in results):
+        return [f"| {results[0].planner} | " + "; ".join(r.failure for r in results if r.failure)]
+    work = [r.work for r in results if r.work]
+    caches = [r.cache for r in results if r.cache]
+    gains = [b.work.step_cost / w.step_cost for b, w in zip(base, work, strict=True) if b.work]
+    lines = []
+    for i, block in enumerate(caches[0].blocks):
+        if block.block_tokens is not None and results[0].planner != "psrl":
+            continue
+        same = [c.blocks[i] for c in caches]
+        compression = [b.decoder_compression for b in same]
+        name, cells = results[0].planner, [f"{middle(compression):.2f} ({min(compression):.2f})"]
+        peak = f"{middle(b.peak for b in same) / 2**30:.2f}"
+        copied = f"{middle(b.copied_tokens for b in same):,.0f}"
+        if block.block_tokens is None:
+            cells += [
+                f"{middle(w.replica_balance for w in work):.3f}",
+                f"{middle(w.microbatch_spread for w in work):.3f}",
+                f"{middle(w.peak_alive_tokens for w in work) / 1e3:.0f}",
+                peak,
+                f"{middle(c.release_saving for c in caches):.1%}",
+                copied,
+                f"{middle(gains):.2f} ({min(gains):.2f})",
+            ]
+        else:
+            name, cells = f"psrl, blocks of {block.block_tokens}", [*cells, "", "", "", peak, "", copied, ""]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def measured(spec: Seeded, arguments: argparse.Namespace) -> list[str]:
+    """Lines of a workload's second table."""
+    torch.set_num_threads(1)
+    config = PRESETS["cpu-bench"]
+    model = HybridModel(config, dtype=torch.float32, seed=0)
+    speeds: dict[str, list[float]] = {}
+    gains: dict[str, list[float]] = {}
+    for seed in arguments.measured_seeds:
+        small = replace(spec(seed), rows=arguments.measured_rows, vocab_size=config.vocab_size)
+        steps = executed_steps(shorten(small, arguments.shorter), arguments)
+        runs = alternate(model, steps, arguments.repeats)
+        base = runs["expanded"]
+        for name, mine in runs.items():
+            seconds = [run.seconds.sum() for run in mine]
+            speeds.setdefault(name, []).extend(steps[name].tree.original_tokens / s for s in seconds)
+            gains.setdefault(name, []).extend(b.seconds.sum() / s for b, s in zip(base, seconds, strict=True))
+        seen = ", ".join(f"{name} {middle(found):.2f}" for name, found in gains.items())
+        print(f"  up to seed {seed}: {seen}", file=sys.stderr, flush=True)
+    return [
+        *head("executed", MEASURED),
+        *(
+            f"| {name} | {middle(speeds[name]):,.0f} | {middle(found):.2f} | {min(found):.2f} | "
+            f"{max(found):.2f} |"
+            for name, found in gains.items()
+        ),
+    ]
+
+
+def head(first: str, columns: Sequence[str]) -> list[str]:
+    """The head of a markdown table."""
+    return [f"| {first} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+
+
+def middle(values: Iterable[float]) -> float:
+    """The median."""
+    return float(statistics.median(values))
+
+
+def integers(text: str) -> list[int]:
+    """A list of integers separated by commas."""
+    return [int(part) for part in text.split(",")]
+
+
+def executed_steps(spec: WorkloadSpec, arguments: argparse.Namespace) -> dict[str, Step]:
+    """What is executed of one workload."""
+    tree = build_tree(generate(spec))
+    options = PlanOptions(
+        dp=1, capacity=arguments.capacity // arguments.shorter, chunk=arguments.measured_chunk
+    )
+    steps = {
+        planner: Step(bundle=plan_tree(tree, replace(options, planner=planner)), tree=tree)
+        for planner in PLANNERS
+    }
+    for size in EXECUTED_SIZES:
+        steps[f"psrl, blocks of {size}, copied"] = replace(
+            steps["psrl"], cache=CacheSettings(block_tokens=size)
+        )
+    whole = share_whole_blocks(tree, EXECUTED_SIZES[-1])
+    steps[f"psrl, blocks of {EXECUTED_SIZES[-1]}, computed again"] = Step(
+        bundle=plan_tree(whole, replace(options, planner="psrl")), tree=whole
+    )
+    return steps
 
 
 def main() -> None:
-    """Print the two tables."""
+    """Print the tables of every workload."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--workloads", type=str, help="names, separated by commas; default: all")
     parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2, 3, 4])
     parser.add_argument("--dp", type=int, default=4)
     parser.add_argument("--capacity", type=int, default=32_768)
+    parser.add_argument("--measured-rows", type=int, default=48, help="0: plans only")
+    parser.add_argument("--measured-seeds", type=integers, default=[0, 1, 2])
+    parser.add_argument("--measured-chunk", type=int, default=16)
+    parser.add_argument("--shorter", type=int, default=16, help="divide lengths and capacity of the measured")
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    names = ("planner", "compression", "workers", "spread", "cache", "activations", "gain")
-    table = [f"| workload (rows, tokens, prefix match) | {' | '.join(names)} |", "|---" * 8 + "|"]
-    spreads = [f"| workload | {' | '.join(PLACEMENTS)} |", "|---" * (len(PLACEMENTS) + 1) + "|"]
-    for name, spec in specs(arguments.rows, arguments.seed).items():
+    names = list(agent_workloads(1, 0)) if arguments.workloads is None else arguments.workloads.split(",")
+    for name in names:
+
+        def spec(seed: int, name: str = name) -> WorkloadSpec:
+            return agent_workloads(arguments.rows, seed)[name]
+
         print(name, file=sys.stderr, flush=True)
-        tree = build_tree(generate(spec))
-        s = tree_statistics(tree)
-        found = {p: plan(tree, p, arguments) for p in dict.fromkeys((*PLANNERS, *PLACEMENTS))}
-        title = f"{name} ({s.rows:,}, {s.tokens / 1e6:.2f}M, {s.prefix_match_rate:.1%})"
-        base = found["expanded"]
-        for planner in PLANNERS:
-            m = found[planner]
-            if m is None or base is None:
-                table.append(f"| {title} | {planner} | – | | | | | |")
-                continue
-            table.append(
-                f"| {title} | {planner} | {m.compression:.2f} | {m.workers:.3f} | {m.spread:.3f} | "
-                f"{m.cache / 1e3:.1f} | {m.activations / 1e3:.1f} | {base.time / m.time:.2f} |"
-            )
-        cells = [
-            "–" if (m := found[p]) is None else f"{np.ptp(m.work) / m.work.mean():.1%}" for p in PLACEMENTS
-        ]
-        spreads.append(f"| {name} | {' | '.join(cells)} |")
-    print("\n".join([*table, "", *spreads]))
+        print(f"### {name}\n\n" + "\n".join(planned(spec, arguments)) + "\n", flush=True)
+        if arguments.measured_rows:
+            print("\n".join(measured(spec, arguments)) + "\n", flush=True)
 
 
 if __name__ == "__main__":
