@@ -28,6 +28,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 BalanceLoss = Literal["batch", "sequence"]
 CheckpointFormat = Literal["whole", "sharded"]
 PipelineKind = Literal["harts", "non-overlapping", "backward-first"]
+TokenDispatcher = Literal["alltoall", "allgather", "flex"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,8 @@ class ParallelSection:
         dp, tp, pp: data-, tensor- and pipeline-parallel degree.
         ep: expert-parallel degree: ranks of a stage's dp · tp that hold different experts.
         sp: sequence parallelism within the tensor-parallel group.
+        moe_token_dispatcher: how rows reach the ranks of their experts, by Megatron-core's names:
+            ``alltoall``, ``allgather``, or ``flex`` (DeepEP, on CUDA in bfloat16 only).
         distributed_optimizer: share the optimizer's state out among the data-parallel ranks; None: where
             dp > 1, float64 aside.
         schedule: of the pipeline: ``harts``, or to compare with, ``non-overlapping`` or ``backward-first``.
@@ -158,6 +161,7 @@ class ParallelSection:
     sp: bool = False
     pp: int = 1
     ep: int = 1
+    moe_token_dispatcher: TokenDispatcher = "alltoall"
     distributed_optimizer: bool | None = None
     schedule: PipelineKind = "harts"
     schedule_lag: int = 2

@@ -14,7 +14,12 @@ from harts_core.errors import DataError, ExecError, HartsError, NonFiniteError
 from harts_core.exec.config import read_config
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
-from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
+from harts_core.exec.parallel.degrees import (
+    check_dispatcher,
+    check_launch,
+    check_model_degrees,
+    check_plan_degrees,
+)
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.step_data import check_plan_fits
 from harts_core.exec.weights.load import read_stored_model
@@ -111,6 +116,7 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
     """
     config, launch = read_config(options.config), read_launch()
     check_launch(config.parallel, launch, str(options.config))
+    check_dispatcher(config.parallel, config.runtime, str(options.config))
     inputs = (options.tree, options.plan, options.config, options.checkpoint)
     refuse_inputs(options.out, (path for path in inputs if path is not None))
     check_parent(options.out)

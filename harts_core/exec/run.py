@@ -23,7 +23,12 @@ from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective
-from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
+from harts_core.exec.parallel.degrees import (
+    check_dispatcher,
+    check_launch,
+    check_model_degrees,
+    check_plan_degrees,
+)
 from harts_core.exec.parallel.launch import Launch, read_launch
 from harts_core.exec.weights.load import StoredModel, read_stored_model
 from harts_core.files import atomic_directory, atomic_file, check_parent, refuse_inputs, sha256_file
@@ -210,6 +215,7 @@ def _check_options(options: RunOptions) -> _Setup:
     where = str(options.config)
     launch = read_launch()
     check_launch(config.parallel, launch, where)
+    check_dispatcher(config.parallel, config.runtime, where)
     objective = build_objective(config.objective, where)
     if not options.plans or not options.trees:
         raise ConfigError("name at least one plan and one tree")

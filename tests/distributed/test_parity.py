@@ -20,6 +20,14 @@ TWO = {
     "dp2 ep2": Case(parallel={"dp": 2, "ep": 2}),
     "dp2 ep2, four replicas": Case(parallel={"dp": 2, "ep": 2}, replicas=4, levels=1, seed=1),
     "tp2 sp ep2": Case(parallel={"tp": 2, "sp": True, "ep": 2}),
+    "tp2 sp ep2, allgather": Case(
+        parallel={"tp": 2, "sp": True, "ep": 2, "moe_token_dispatcher": "allgather"}
+    ),
+    "dp2 ep2, allgather": Case(parallel={"dp": 2, "ep": 2, "moe_token_dispatcher": "allgather"}),
+    "dp2 ep2, no recomputation, allgather": Case(
+        parallel={"dp": 2, "ep": 2, "moe_token_dispatcher": "allgather"}, recompute="none", seed=1
+    ),
+    "dp2 ep2, no recomputation": Case(parallel={"dp": 2, "ep": 2}, recompute="none", seed=1),
     "pp2": Case(parallel={"pp": 2}),
     "tp2 sp ep2, bfloat16": Case(parallel={"tp": 2, "sp": True, "ep": 2}, dtype="bfloat16"),
     "pp2, bfloat16": Case(parallel={"pp": 2}, dtype="bfloat16"),
@@ -50,6 +58,10 @@ FOUR = {
     "dp2 tp2 sp": Case(parallel={"dp": 2, "tp": 2, "sp": True}),
     "dp2 tp2 sp ep4": Case(parallel={"dp": 2, "tp": 2, "sp": True, "ep": 4}),
     "pp2 dp2 ep2": Case(parallel={"pp": 2, "dp": 2, "ep": 2}),
+    "dp2 tp2 sp ep4, allgather": Case(
+        parallel={"dp": 2, "tp": 2, "sp": True, "ep": 4, "moe_token_dispatcher": "allgather"}
+    ),
+    "pp2 dp2 ep2, allgather": Case(parallel={"pp": 2, "dp": 2, "ep": 2, "moe_token_dispatcher": "allgather"}),
     "pp2 tp2 sp ep2": Case(parallel={"pp": 2, "tp": 2, "sp": True, "ep": 2}),
     "pp4": Case(parallel={"pp": 4}),
     "pp4, eight slots": Case(parallel={"pp": 4}, slots=8, replicas=1),

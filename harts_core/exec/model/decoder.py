@@ -18,7 +18,7 @@ from harts_core.exec.model.interface import ExportRows, LayerImports, LayerInter
 from harts_core.exec.model.kda_layer import KdaAttention
 from harts_core.exec.model.mla_layer import MlaAttention, Rotation
 from harts_core.exec.model.mlp import SwiGLU
-from harts_core.exec.model.moe import MoE, Routing
+from harts_core.exec.model.moe import Routing
 from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
 from harts_core.plan.recompute import Recompute, recomputes_layers
 
@@ -55,9 +55,9 @@ class DecoderLayer(nn.Module):
         else:
             self.attention = KdaAttention(config, dtype, spec, backend)
         self.post_attention_layernorm = spec.norm(hidden, config.rms_norm_eps, state)
-        self.mlp: MoE | SwiGLU
-        if config.is_moe(index):
-            self.mlp = MoE(config, dtype, spec)
+        self.has_experts = config.is_moe(index)
+        if self.has_experts:
+            self.mlp = spec.moe(config, dtype, spec)
         else:
             self.mlp = SwiGLU(hidden, config.intermediate_size, dtype, spec)
         spec.mark_rows(self.input_layernorm.weight)
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
             out, exported = self.attention(normed, layout, imports, export)
         x_CD = x_CD + out
         normed = self.post_attention_layernorm(x_CD)
-        if isinstance(self.mlp, MoE):
+        if self.has_experts:
             out, routing = self.mlp(normed)
             return x_CD + out, routing, exported
         return x_CD + self.mlp(normed), None, exported
@@ -174,7 +174,8 @@ class HybridModel(nn.Module):
     @property
     def expert_biases(self) -> list[Tensor]:
         """[E] in the state dtype: the routing bias of every layer with experts, in order."""
-        return [layer.mlp.gate.expert_bias for layer in self.model.layers if isinstance(layer.mlp, MoE)]
+        layers = (layer for layer in self.model.layers if layer.has_experts)
+        return [layer.mlp.get_buffer("gate.expert_bias") for layer in layers]
 
     @property
     def routed_shape(self) -> tuple[int, int]:

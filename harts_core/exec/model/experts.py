@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
         Args:
             x_RD: rows grouped by expert.
-            counts_E: int64, rows of each routed expert.
+            counts_E: int64, rows of each of this rank's experts.
         """
         ends = counts_E.cumsum(0)
         h = F.silu(_grouped_linear(x_RD, self.gate_proj, ends)) * _grouped_linear(x_RD, self.up_proj, ends)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harts_core.exec.kda import state_dtype
 from harts_core.exec.model.config import ModelConfig
+from harts_core.exec.model.experts import Experts
 from harts_core.exec.model.mlp import SwiGLU
 
 if TYPE_CHECKING:
@@ -70,16 +71,20 @@ def _best(score: Tensor, k: int) -> Tensor:
     return torch.sort(score, dim=-1, descending=True, stable=True).indices[:, :k]
 
 
+def shared_width(config: ModelConfig) -> int:
+    """Intermediate width of the shared expert: all shared experts side by side."""
+    return config.moe_intermediate_size * config.num_shared_experts
+
+
 class MoE(nn.Module):
-    """Routed experts plus the shared expert."""
+    """Routed experts plus the shared expert, all on this rank."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, spec: ModelSpec) -> None:
         super().__init__()
         self.gate = Router(config, dtype)
         spec.mark_rows(self.gate.weight)
-        self.experts = spec.experts(config, dtype)
-        shared = config.moe_intermediate_size * config.num_shared_experts
-        self.shared_experts = SwiGLU(config.hidden_size, shared, dtype, spec)
+        self.experts = Experts(config, dtype)
+        self.shared_experts = SwiGLU(config.hidden_size, shared_width(config), dtype, spec)
 
     def forward(self, x_CD: Tensor) -> tuple[Tensor, Routing]:
         """[C, D] → [C, D], and the routing."""

@@ -1,7 +1,7 @@
 """The replaceable parts of the model: one set for a single process, others for tensor and expert parallelism.
 
-Layers ask the spec for their linears, embedding, norms and experts, and take head counts per rank from it;
-nothing else in the layer code knows how many ranks there are.
+Layers ask the spec for their linears, embedding, norms and expert parts, and take head counts per rank from
+it; nothing else in the layer code knows how many ranks there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from harts_core.errors import ConfigError
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.model.experts import Experts
+from harts_core.exec.model.moe import MoE
 from harts_core.exec.model.norm import RMSNorm
 from harts_core.exec.weights.regions import Region
 
@@ -106,7 +106,8 @@ class ModelSpec:
         embedding: (vocabulary, width, dtype) → token ids to rows.
         lm_head: (width, vocabulary, dtype) → a module with ``weight``; the head reads only that.
         norm: (width, eps, dtype of the weight) → RMSNorm.
-        experts: (config, dtype) → routed experts.
+        moe: (config, dtype, the spec itself) → a feed-forward part with experts: a module like ``MoE``, with
+            the same tensor names.
         tensor_parallel: ranks that the heads and widths are split over.
         tensor_group: their process group, over which the vocabulary is split too; None where it is whole.
         enter: the residual stream's rows on this rank → those of the whole unit, as input of split linears.
@@ -126,7 +127,7 @@ class ModelSpec:
     embedding: Callable[[int, int, torch.dtype], nn.Module]
     lm_head: LinearFactory
     norm: Callable[[int, float, torch.dtype], nn.Module]
-    experts: Callable[[ModelConfig, torch.dtype], nn.Module]
+    moe: Callable[[ModelConfig, torch.dtype, ModelSpec], nn.Module]
     tensor_parallel: int = 1
     tensor_group: Any = None
     enter: Callable[[Tensor], Tensor] = _same
@@ -182,6 +183,6 @@ LOCAL_SPEC = ModelSpec(
     embedding=Embedding,
     lm_head=Linear,
     norm=RMSNorm,
-    experts=Experts,
+    moe=MoE,
 )
 """Plain torch in one process."""

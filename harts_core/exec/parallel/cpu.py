@@ -1,15 +1,16 @@
 """Megatron-core on machines without CUDA: everything that it needs to run there.
 
-Its tensor-parallel mappings and gradient buffers allocate on ``torch.cuda.current_device()``, and the group
-setup calls ``torch.cuda.synchronize()``: where CUDA is absent both would raise; ``allow_cpu`` makes these two
-names mean the CPU, for the process. Its optimizers allocate on ``"cuda"`` and recognise parameters by the
-names of CUDA's tensor types: ``cuda_means_cpu`` is put around these calls only.
+Its tensor-parallel mappings and gradient buffers allocate on ``torch.cuda.current_device()``, the group setup
+calls ``torch.cuda.synchronize()``, and the all-to-all token dispatcher copies its counts to the host on a
+stream of its own: where CUDA is absent all of these would raise; ``allow_cpu`` makes the names mean the CPU,
+which does everything in order, for the process. Its optimizers allocate on ``"cuda"`` and recognise
+parameters by the names of CUDA's tensor types: ``cuda_means_cpu`` is put around these calls only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,31 @@ def allow_cpu() -> None:
         return
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.current_stream = lambda device=None: _IN_ORDER  # type: ignore[assignment,return-value]
+    torch.cuda.Stream = lambda: _IN_ORDER  # type: ignore[assignment,misc]
+    torch.cuda.stream = _use  # type: ignore[assignment]
+
+
+class _InOrder:
+    """A stream that has always done everything, and an event on it."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self) -> _InOrder:
+        """Already over."""
+        return self
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+_IN_ORDER = _InOrder()
+
+
+def _use(stream: Any) -> AbstractContextManager[None]:
+    """``torch.cuda.stream`` as a context."""
+    return nullcontext()
 
 
 @contextmanager

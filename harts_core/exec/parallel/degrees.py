@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from harts_core.errors import ConfigError
-from harts_core.exec.config import ParallelSection
+from harts_core.errors import ConfigError, MissingBackendError
+from harts_core.exec.config import ParallelSection, RuntimeSection
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.parallel.launch import Launch
 
@@ -27,6 +28,30 @@ def check_launch(parallel: ParallelSection, launch: Launch, where: str) -> None:
         hint=f"start it with torchrun --nproc-per-node {parallel.num_processes}, or with srun --ntasks "
         f"{parallel.num_processes}; or change [parallel]",
     )
+
+
+def check_dispatcher(parallel: ParallelSection, runtime: RuntimeSection, where: str) -> None:
+    """The flex token dispatcher needs DeepEP, which has CUDA kernels for bfloat16 rows only.
+
+    Raises:
+        ConfigError: it is asked for on another device or in another dtype.
+        MissingBackendError: DeepEP is not installed.
+    """
+    if parallel.moe_token_dispatcher != "flex":
+        return
+    _require(
+        (runtime.device, runtime.dtype) == ("cuda", "bfloat16"),
+        '[parallel] moe_token_dispatcher = "flex" needs [runtime] device = "cuda" and dtype = "bfloat16", '
+        f'not "{runtime.device}" and "{runtime.dtype}"',
+        where,
+        hint='use "alltoall" or "allgather"',
+    )
+    if importlib.util.find_spec("deep_ep") is None:
+        raise MissingBackendError(
+            '[parallel] moe_token_dispatcher = "flex" needs deep_ep, which is not installed',
+            where=where,
+            hint='install DeepEP (github.com/deepseek-ai/DeepEP), or use "alltoall" or "allgather"',
+        )
 
 
 def check_model_degrees(parallel: ParallelSection, model: ModelConfig, where: str) -> None:

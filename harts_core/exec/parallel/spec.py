@@ -22,10 +22,10 @@ from megatron.core.tensor_parallel.layers import (
 from torch import Tensor, nn
 
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.model.experts import Experts
+from harts_core.exec.model.moe import MoE
 from harts_core.exec.model.norm import RMSNorm
 from harts_core.exec.model.spec import LOCAL_SPEC, Linear, ModelSpec, Shard
-from harts_core.exec.parallel.experts import ParallelExperts
+from harts_core.exec.parallel.experts import ExpertParallelMoE
 from harts_core.exec.parallel.groups import Groups
 from harts_core.exec.parallel.placement import mark_expert, mark_partial, mark_split, placement_of
 
@@ -41,14 +41,16 @@ def parallel_spec(groups: Groups) -> ModelSpec:
         placement = placement_of(parameter)
         return Shard(placement.dim, indices[placement.split], counts[placement.split])
 
-    def experts(config: ModelConfig, dtype: torch.dtype) -> nn.Module:
-        found = Experts(config, dtype) if parallel.ep == 1 else ParallelExperts(config, dtype, groups.expert)
-        for parameter in found.parameters():
+    def moe(config: ModelConfig, dtype: torch.dtype, spec: ModelSpec) -> nn.Module:
+        found = (
+            MoE(config, dtype, spec) if parallel.ep == 1 else ExpertParallelMoE(config, dtype, spec, parallel)
+        )
+        for parameter in found.experts.parameters():
             mark_expert(parameter)  # with SP every rank's rows go to them, also where they are not split
         return found
 
     if size == 1:
-        return replace(LOCAL_SPEC, experts=experts, shard_of=shard_of, stage=groups.stage)
+        return replace(LOCAL_SPEC, moe=moe, shard_of=shard_of, stage=groups.stage)
 
     def enter(x: Tensor) -> Tensor:
         gathered: Tensor
@@ -68,7 +70,7 @@ def parallel_spec(groups: Groups) -> ModelSpec:
         embedding=lambda vocab, width, dtype: _Embedding(vocab, width, _config(groups, dtype), tensor),
         lm_head=lambda width, vocab, dtype: _Column(width, vocab, _config(groups, dtype), tensor),
         norm=RMSNorm,
-        experts=experts,
+        moe=moe,
         tensor_parallel=size,
         tensor_group=tensor,
         enter=enter,

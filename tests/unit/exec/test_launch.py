@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from harts_core.errors import ConfigError
-from harts_core.exec.config import ParallelSection
+from harts_core.errors import ConfigError, MissingBackendError
+from harts_core.exec.config import ParallelSection, RuntimeSection
 from harts_core.exec.model.config import PRESETS
-from harts_core.exec.parallel.degrees import check_launch, check_model_degrees, check_plan_degrees
+from harts_core.exec.parallel.degrees import (
+    check_dispatcher,
+    check_launch,
+    check_model_degrees,
+    check_plan_degrees,
+)
 from harts_core.exec.parallel.launch import Launch, first_host, read_launch
 
 TORCHRUN = {
@@ -89,6 +94,19 @@ MOE = PRESETS["cpu-moe"]
 def test_models_that_do_not_divide(parallel: dict[str, int], model: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_model_degrees(ParallelSection(**parallel), model, "train.toml")  # type: ignore[arg-type]
+
+
+def test_the_flex_dispatcher_is_for_cuda_and_bfloat16_with_deepep(monkeypatch: pytest.MonkeyPatch) -> None:
+    flex, cuda = ParallelSection(moe_token_dispatcher="flex"), RuntimeSection(device="cuda", dtype="bfloat16")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_dispatcher(ParallelSection(moe_token_dispatcher="allgather"), RuntimeSection(), "train.toml")
+    for wrong in (RuntimeSection(dtype="bfloat16"), RuntimeSection(device="cuda")):
+        with pytest.raises(ConfigError, match=r'"flex" needs .* device = "cuda" and dtype = "bfloat16"'):
+            check_dispatcher(flex, wrong, "train.toml")
+    with pytest.raises(MissingBackendError, match="needs deep_ep, which is not installed"):
+        check_dispatcher(flex, cuda, "train.toml")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    check_dispatcher(flex, cuda, "train.toml")
 
 
 def test_plans_that_do_not_divide() -> None:
