@@ -1,22 +1,23 @@
 """psRL beside harts, no sharing, and psRL with fixed blocks, on four shapes of agent rollouts; markdown.
 
 Two tables for each workload (``workloads.agent_workloads``). *Planned*, at full size, from validated plans of
-several seeds, medians:
+several seeds, medians (the least of the seeds in parentheses):
 
 - compression: original tokens over computed ones; with fixed blocks, if nothing is copied (sharing in whole
-  blocks only); the least of the seeds in parentheses;
+  blocks only);
 - workers, spread: mean over max of the workers' estimated work; coefficient of variation of the work of a
   worker's microbatches;
 - alive: most computed tokens on a worker that wait for their backward at once, in thousands;
 - peak, released: most GiB of Ling-3.0-tiny in bfloat16 that a worker keeps for later units at once, freed
   after their last use, and what that saves against freeing nothing; fixed blocks shared by copying;
 - copied: tokens that are kept once more than needed;
-- gain: estimated time of the step without sharing over the planner's (the least in parentheses).
+- gain: estimated time of the step without sharing over the planner's.
 
 *Measured*, one worker's share with all lengths divided: original tokens per CPU second of forward and
 backward of a small MoE model, all ways in turn in one process, and their gain over no sharing run by run
-(median, least and most of all seeds and repeats). Fixed blocks are executed twice: copied, as the runtime
-keeps them, and computed again, on the same rows changed so that they share whole blocks only.
+(median, least and most of all seeds and repeats); peak and released as above, measured on the tensors, in
+float32. Fixed blocks are executed twice: copied, as the runtime keeps them, and computed again, on the same
+rows changed so that they share whole blocks only.
 
     python benchmarks/psrl.py                               # 20 CPU minutes, most of them measured
     python benchmarks/psrl.py --rows 60 --seeds 0 --measured-rows 0
@@ -38,6 +39,7 @@ from harts_core.exec.blocks import CacheSettings
 from harts_core.exec.cache_bytes import cache_row_bytes
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
+from harts_core.plan.cache_policy.simulate import CacheCounters
 from harts_core.plan.compare import PlannerResult, compare_planners
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
@@ -50,7 +52,7 @@ PLANNERS = ("expanded", "harts", "psrl")
 FIXED_SIZES = (1, 16, 32, 128, 512)
 EXECUTED_SIZES = (1, 16)
 PLANNED = ("compression", "workers", "spread", "alive", "peak", "released", "copied", "gain")
-MEASURED = ("tokens/s", "gain", "least", "most")
+MEASURED = ("tokens/s", "gain", "least", "most", "peak MiB", "released")
 
 Seeded = Callable[[int], WorkloadSpec]
 
@@ -108,18 +110,18 @@ def planned_lines(results: Sequence[PlannerResult], base: Sequence[PlannerResult
             continue
         same = [c.blocks[i] for c in caches]
         compression = [b.decoder_compression for b in same]
-        name, cells = results[0].planner, [f"{middle(compression):.2f} ({min(compression):.2f})"]
+        name, cells = results[0].planner, [with_least(compression, ".2f")]
         peak = f"{middle(b.peak for b in same) / 2**30:.2f}"
         copied = f"{middle(b.copied_tokens for b in same):,.0f}"
         if block.block_tokens is None:
             cells += [
-                f"{middle(w.replica_balance for w in work):.3f}",
+                with_least([w.replica_balance for w in work], ".3f"),
                 f"{middle(w.microbatch_spread for w in work):.3f}",
                 f"{middle(w.peak_alive_tokens for w in work) / 1e3:.0f}",
                 peak,
-                f"{middle(c.release_saving for c in caches):.1%}",
+                with_least([c.release_saving for c in caches], ".1%"),
                 copied,
-                f"{middle(gains):.2f} ({min(gains):.2f})",
+                with_least(gains, ".2f"),
             ]
         else:
             name, cells = f"psrl, blocks of {block.block_tokens}", [*cells, "", "", "", peak, "", copied, ""]
@@ -134,6 +136,7 @@ def measured(spec: Seeded, arguments: argparse.Namespace) -> list[str]:
     model = HybridModel(config, dtype=torch.float32, seed=0)
     speeds: dict[str, list[float]] = {}
     gains: dict[str, list[float]] = {}
+    caches: dict[str, list[CacheCounters]] = {}
     for seed in arguments.measured_seeds:
         small = replace(spec(seed), rows=arguments.measured_rows, vocab_size=config.vocab_size)
         steps = executed_steps(shorten(small, arguments.shorter), arguments)
@@ -143,16 +146,23 @@ def measured(spec: Seeded, arguments: argparse.Namespace) -> list[str]:
             seconds = [run.seconds.sum() for run in mine]
             speeds.setdefault(name, []).extend(steps[name].tree.original_tokens / s for s in seconds)
             gains.setdefault(name, []).extend(b.seconds.sum() / s for b, s in zip(base, seconds, strict=True))
+            caches.setdefault(name, []).append(mine[0].cache[0])
         seen = ", ".join(f"{name} {middle(found):.2f}" for name, found in gains.items())
         print(f"  up to seed {seed}: {seen}", file=sys.stderr, flush=True)
     return [
         *head("executed", MEASURED),
         *(
             f"| {name} | {middle(speeds[name]):,.0f} | {middle(found):.2f} | {min(found):.2f} | "
-            f"{max(found):.2f} |"
+            f"{max(found):.2f} | {middle(c.peak_bytes for c in caches[name]) / 2**20:.1f} | "
+            f"{middle(map(released, caches[name])):.1%} |"
             for name, found in gains.items()
         ),
     ]
+
+
+def released(cache: CacheCounters) -> float:
+    """What freeing after the last use saved: without it, all that was allocated stays."""
+    return 1 - cache.peak_bytes / cache.allocated_bytes if cache.allocated_bytes else 0.0
 
 
 def head(first: str, columns: Sequence[str]) -> list[str]:
@@ -163,6 +173,11 @@ def head(first: str, columns: Sequence[str]) -> list[str]:
 def middle(values: Iterable[float]) -> float:
     """The median."""
     return float(statistics.median(values))
+
+
+def with_least(values: Sequence[float], form: str) -> str:
+    """The median, and the least in parentheses."""
+    return f"{middle(values):{form}} ({min(values):{form}})"
 
 
 def integers(text: str) -> list[int]:

@@ -59,7 +59,7 @@ def fitted_costs(model: HybridModel, *, capacity: int, chunk: int, repeats: int)
             start = time.process_time()
             hidden = unit_hidden(model, layout)
             middle = time.process_time()
-            hidden.sum().backward()
+            torch.autograd.backward([hidden.sum()])
             forward.append(middle - start)
             backward.append(time.process_time() - middle)
         model.zero_grad()
@@ -125,7 +125,7 @@ def main() -> None:
         for p, runs in alternate(model, steps, arguments.repeats).items():
             units = steps[p].bundle.units
             work = units.cost_forward + units.cost_backward
-            estimated[p].append(np.bincount(units.replica, work, minlength=arguments.dp))
+            estimated[p].append(np.bincount(units.replica, work, minlength=arguments.dp).astype(np.float64))
             measured[p].append(np.stack([run.seconds for run in runs]).min(axis=0))
             print(
                 f"seed {seed}, {len(set(tree.group_id))} groups, {tree.original_tokens:,} tokens, {p}: "
