@@ -16,7 +16,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harts_cli.commands import calibrate, compare, export, ingest, inspect, logprob, plan, synth, train
+from harts_cli.commands import (
+    calibrate,
+    compare,
+    export,
+    export_weights,
+    ingest,
+    inspect,
+    logprob,
+    plan,
+    synth,
+    train,
+)
 from harts_core import __version__
 from harts_core.errors import DataError, HartsError
 
@@ -97,6 +108,7 @@ app.add_typer(inspect.app, name="inspect")
 app.command("train")(train.train)
 app.command("logprob")(logprob.logprob)
 app.command("export")(export.export)
+app.command("export-weights")(export_weights.export_weights)
 
 
 def _print_version(value: bool) -> None:

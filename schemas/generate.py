@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from harts_core.exec import checkpoint, config, logprob, metrics
 from harts_core.exec.calibrate import Calibration
+from harts_core.exec.export_weights import ExportedWeights
 from harts_core.exec.model.config import ALIASES, ModelConfig
 from harts_core.exec.model_section import NOT_COMPUTED
 from harts_core.exec.objectives import OBJECTIVES
@@ -150,6 +151,7 @@ JSON: dict[str, Callable[[], Schema]] = {
     "train-metrics": metrics_line,
     "train-report": train_report,
     "logprob-report": _report(logprob.LogprobReport),
+    "export-weights-report": _report(ExportedWeights),
     "checkpoint-state": checkpoint_state,
 }
 

@@ -170,9 +170,18 @@ def read_state(path: Path) -> RunState:
 
     Raises:
         DataError: not a HARTS checkpoint.
-        CorruptFileError: the file is damaged, or of another step than the folder.
+        CorruptFileError: the file is damaged.
     """
-    state = _read_state(path)[0]
+    return _read_state(path)[0]
+
+
+def state_in_run(path: Path) -> RunState:
+    """``read_state`` of a folder among a run's checkpoints.
+
+    Raises:
+        DataError, CorruptFileError: see there; also where the state is of another step than the folder's.
+    """
+    state = read_state(path)
     if path.name != checkpoint_name(state.step):
         raise CorruptFileError(f"{STATE} is of step {state.step}, the folder of another", where=str(path))
     return state

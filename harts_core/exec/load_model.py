@@ -29,14 +29,9 @@ def check_backend(runtime: RuntimeSection, purpose: str) -> None:
     Raises:
         MissingBackendError: torch or safetensors is not installed, or the device is absent.
     """
-    try:
-        import safetensors
-        import torch
-    except ImportError as error:
-        raise MissingBackendError(
-            f"{purpose} needs {error.name}, which is not installed", hint=INSTALL
-        ) from error
-    del safetensors
+    check_torch(purpose)
+    import torch
+
     if runtime.device == "cuda" and not torch.cuda.is_available():
         raise MissingBackendError(
             "no CUDA device is available", where="[runtime] device", hint='set device = "cpu"'
@@ -44,6 +39,25 @@ def check_backend(runtime: RuntimeSection, purpose: str) -> None:
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
     torch.manual_seed(runtime.seed)
+
+
+def check_torch(purpose: str) -> None:
+    """Import torch and safetensors.
+
+    Args:
+        purpose: what needs them, for the message.
+
+    Raises:
+        MissingBackendError: one of them is not installed.
+    """
+    try:
+        import safetensors
+        import torch
+    except ImportError as error:
+        raise MissingBackendError(
+            f"{purpose} needs {error.name}, which is not installed", hint=INSTALL
+        ) from error
+    del safetensors, torch
 
 
 def load_model(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,11 @@ def train_run(
     if setup.launch.is_main:
         for sentence in _resume_warnings(options, setup):
             on_warning(sentence)
-    from harts_core.exec.parallel.job import join_job
+    from harts_core.exec.parallel.job import importing_megatron, join_job
 
+    if setup.config.sharded_checkpoints and setup.launch.world_size == 1:
+        with importing_megatron('[runtime] checkpoint_format = "sharded"'):
+            import_module("megatron.core.dist_checkpointing")
     with join_job(setup.config.parallel, setup.launch, setup.config.runtime.device) as job:
         if job.is_main:
             return _train(options, setup, steps, plans, job, progress, on_step)
@@ -288,14 +292,14 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
 def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Trainer, dict[str, Tensor]]:
     """The model with its weights, the optimizer with its state; and the weights that the model ignores."""
     from harts_core.exec.blocks import CacheSettings
-    from harts_core.exec.checkpoint import check_files, falling_back, read_state
+    from harts_core.exec.checkpoint import check_files, falling_back, state_in_run
     from harts_core.exec.checkpoint_tensors import restore_optimizer
     from harts_core.exec.model.moe_losses import RouterTerms
     from harts_core.exec.trainer import Trainer
 
     runtime = setup.config.runtime
     with falling_back(setup.resume_from):
-        state = None if setup.resume_from is None else read_state(setup.resume_from)
+        state = None if setup.resume_from is None else state_in_run(setup.resume_from)
         if state is not None and (state.seed, state.dtype) != (runtime.seed, runtime.dtype):
             raise CorruptFileError(
                 f"the checkpoint is of seed {state.seed} in {state.dtype}, not of this run",

@@ -32,6 +32,7 @@ PAGES = {
     ("train",): "training",
     ("logprob",): "training",
     ("export",): "ingest",
+    ("export-weights",): "training",
 }
 
 

@@ -107,6 +107,7 @@ HELP += [
     ["train"],
     ["logprob"],
     ["export"],
+    ["export-weights"],
 ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from harts_core.errors import MissingBackendError
 from harts_core.exec.config import Device, OptimizerSection, ParallelSection
 from harts_core.exec.model.spec import LOCAL_SPEC, ModelSpec
 from harts_core.exec.optimizer import Optimizer, StepOptimizer
@@ -106,6 +107,25 @@ ALONE = Job()
 
 
 @contextmanager
+def importing_megatron(purpose: str) -> Iterator[None]:
+    """Import in the block what is built on Megatron-core.
+
+    Raises:
+        MissingBackendError: it is not installed.
+    """
+    # which optional packages it lacks, and which of its calls torch has renamed, is not the user's affair
+    warnings.filterwarnings("ignore", message="(?s).*(Transformer Engine|Apex)", category=UserWarning)
+    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)  # its default
+    try:
+        yield
+    except ImportError as error:
+        raise MissingBackendError(
+            f"{purpose} needs {error.name}, which is not installed", hint="pip install 'harts[train]'"
+        ) from error
+
+
+@contextmanager
 def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Iterator[Job]:
     """The job; with many processes their groups, until the end of the block.
 
@@ -116,22 +136,11 @@ def join_job(parallel: ParallelSection, launch: Launch, device: Device) -> Itera
     if launch.world_size == 1:
         yield ALONE
         return
-    from harts_core.errors import MissingBackendError
-
-    # which optional packages Megatron-core lacks, and which of its calls torch has renamed, is not the user's
-    warnings.filterwarnings("ignore", message="(?s).*(Transformer Engine|Apex)", category=UserWarning)
-    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
-    warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)  # its default
-    try:
+    with importing_megatron("a job of several processes"):
         from harts_core.exec.parallel.grid import ProcessGrid
         from harts_core.exec.parallel.groups import connect_store, process_groups
         from harts_core.exec.parallel.spec import parallel_spec
         from harts_core.exec.parallel.watch import Watch
-    except ImportError as error:
-        raise MissingBackendError(
-            f"a job of several processes needs {error.name}, which is not installed",
-            hint="pip install 'harts[train]'",
-        ) from error
     with process_groups(parallel, launch, device) as groups:
         store = connect_store(parallel, launch, "events")
         watch = Watch(store, launch.rank, launch.world_size, parallel.timeout_s)

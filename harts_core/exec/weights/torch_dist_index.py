@@ -91,11 +91,12 @@ def read_index(folder: Path) -> dict[str, ShardedTensorInfo]:
 
 
 class _Record:
-    """Any object of the index: what it was made from, and its attributes."""
+    """Any object of the index: its attributes."""
+
+    fields: Mapping[str, Any] = {}
 
     def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.fields: Mapping[str, Any] = {}
+        """Arguments are forgotten; those of dtypes and shapes do not come here."""
 
     def __setstate__(self, state: Any) -> None:
         self.fields = state if isinstance(state, dict) else {"state": state}
