@@ -66,11 +66,18 @@ def warn(message: str) -> None:
 
 
 @contextmanager
-def compiling_shown(progress: Progress) -> Iterator[CompileClock]:
-    """Say once, in the progress or as a line on stderr, that kernels are being compiled; yield the clock."""
+def compiling_shown(progress: Progress = no_progress, *, announce: bool = True) -> Iterator[CompileClock]:
+    """Say once, in the progress or as a line on stderr, that kernels are being compiled; yield the clock.
+
+    Args:
+        progress: of ``progress_bar``.
+        announce: False: say nothing (all but the first of a job's processes).
+    """
     from harts_core.compiling import compile_clock
 
     def show() -> None:
+        if not announce:
+            return
         if progress is no_progress:
             sys.stderr.write(COMPILING)
         else:

@@ -24,11 +24,12 @@ def calibrate(
     """Time units of the configured model on its device and fit the planner's cost model to them."""
     from dataclasses import asdict
 
-    from harts_cli.output import print_json, progress_bar
+    from harts_cli.output import compiling_shown, print_json, progress_bar
     from harts_core.exec.calibrate import CalibrateOptions, calibrate_run
+    from harts_core.exec.parallel.launch import read_launch
 
     options = CalibrateOptions(config=config, out=output, capacity=capacity, repeats=repeats, chunk=chunk)
-    with progress_bar() as progress:
+    with progress_bar() as progress, compiling_shown(progress, announce=read_launch().is_main):
         calibration = calibrate_run(options, progress)
     if calibration is None:  # another process of the job writes and reports
         return

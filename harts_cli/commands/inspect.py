@@ -32,13 +32,15 @@ def tree(
     fail_under: GateOption = None,
 ) -> None:
     """Show what a rollout tree shares: rows, lengths, forks, compression, groups."""
+    from harts_cli.output import compiling_shown
     from harts_cli.report.gates import missed_gates, parse_gates
     from harts_cli.report.tree_view import tree_report
     from harts_core.trees.statistics import tree_statistics
     from harts_core.trees.tree_file import read_tree
 
     gates = parse_gates(fail_under or [])
-    statistics = tree_statistics(read_tree(file))
+    with compiling_shown():
+        statistics = tree_statistics(read_tree(file))
     missed = missed_gates(gates, statistics.metrics)
     _show(statistics, tree_report(str(file), statistics), json=json, html=html, inputs=(file,))
     _stop_if(missed)
@@ -55,6 +57,7 @@ def plan(
     fail_under: GateOption = None,
 ) -> None:
     """Show a plan: metrics, replicas, slots, windows, rounds, fill."""
+    from harts_cli.output import compiling_shown
     from harts_cli.report.gates import missed_gates, parse_gates
     from harts_cli.report.plan_view import plan_sections
     from harts_core.plan.bundle_file import read_bundle
@@ -64,9 +67,10 @@ def plan(
 
     gates = parse_gates(fail_under or [])
     loaded = read_bundle(bundle)
-    if tree_file is not None:
-        validate_plan(loaded, read_tree(tree_file))
-    report = plan_report(loaded, validated=tree_file is not None)
+    with compiling_shown():
+        if tree_file is not None:
+            validate_plan(loaded, read_tree(tree_file))
+        report = plan_report(loaded, validated=tree_file is not None)
     missed = missed_gates(gates, report.metrics)
     _show(report, plan_sections(str(bundle), report), json=json, html=html, inputs=(bundle, tree_file))
     _stop_if(missed)
@@ -137,6 +141,7 @@ def memory(
     html: HtmlOption = None,
 ) -> None:
     """Simulate a plan's cache: memory over the microbatches under several policies."""
+    from harts_cli.output import compiling_shown
     from harts_cli.report.memory_view import memory_sections
     from harts_core.exec.cache_bytes import cache_row_bytes
     from harts_core.exec.config import read_config
@@ -158,17 +163,18 @@ def memory(
         if budget is None:
             budget = read.runtime.memory_budget_bytes or None
     loaded = read_bundle(bundle)
-    loaded_tree = None if tree_file is None else read_tree(tree_file)
-    if loaded_tree is not None:
-        validate_plan(loaded, loaded_tree)
-    report = memory_report(
-        loaded,
-        row_bytes=sizes,
-        tree=loaded_tree,
-        budget=budget,
-        recompute=recompute,
-        forward_only=forward_only,
-    )
+    with compiling_shown():
+        loaded_tree = None if tree_file is None else read_tree(tree_file)
+        if loaded_tree is not None:
+            validate_plan(loaded, loaded_tree)
+        report = memory_report(
+            loaded,
+            row_bytes=sizes,
+            tree=loaded_tree,
+            budget=budget,
+            recompute=recompute,
+            forward_only=forward_only,
+        )
     inputs = tuple(path for path in (bundle, config, tree_file) if path is not None)
     _show(report, memory_sections(str(bundle), report), json=json, html=html, inputs=inputs)
 

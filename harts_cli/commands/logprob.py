@@ -34,8 +34,9 @@ def logprob(
     """
     from dataclasses import asdict
 
-    from harts_cli.output import print_json, print_line, progress_bar, warn
+    from harts_cli.output import compiling_shown, print_json, print_line, progress_bar, warn
     from harts_core.exec.logprob import LogprobOptions, logprob_run
+    from harts_core.exec.parallel.launch import read_launch
 
     options = LogprobOptions(
         plan=plan,
@@ -45,7 +46,7 @@ def logprob(
         column="old" if column is Column.old else "ref",
         checkpoint=checkpoint,
     )
-    with progress_bar() as progress:
+    with progress_bar() as progress, compiling_shown(progress, announce=read_launch().is_main):
         report = logprob_run(options, progress)
     if report is None:  # another process of the job writes and reports
         return

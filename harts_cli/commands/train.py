@@ -36,7 +36,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a model on plans: one optimizer step per plan, or num_minibatches of them."""
-    from harts_cli.output import print_json, print_line, progress_bar, warn
+    from harts_cli.output import compiling_shown, print_json, print_line, progress_bar, warn
+    from harts_core.exec.parallel.launch import read_launch
     from harts_core.exec.run import RunOptions, state_of_run, train_run
 
     options = RunOptions(
@@ -49,7 +50,7 @@ def train(
         steps=steps,
     )
     try:
-        with progress_bar() as progress:
+        with progress_bar() as progress, compiling_shown(progress, announce=read_launch().is_main):
             result = train_run(
                 options,
                 progress=progress,

@@ -113,7 +113,8 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
         ConfigError: the configuration is wrong or names no model.
         DataError: the output cannot be written there.
         MissingBackendError: torch or the asked-for device is absent.
-        ExecError: a unit does not fit the device's memory, or another process of the job died or hangs.
+        ExecError: a unit does not fit the device's memory, the times do not grow with the units, or another
+            process of the job died or hangs.
     """
     where, launch = str(options.config), read_launch()
     config = read_config(options.config)
@@ -164,6 +165,12 @@ def _write(options: CalibrateOptions, config: TrainConfig, timings: list[UnitTim
     """Fit, write the cost model, and report."""
     runtime, parallel = config.runtime, config.parallel
     forward, backward = fit_costs(timings)
+    for name, fit in (("forward", forward), ("backward", backward)):
+        if not fit.alpha and not fit.beta:
+            raise ExecError(
+                f"the {name} times of the units do not grow with their tokens",
+                hint="raise --capacity, or --repeats on a busy machine",
+            )
     calibration = Calibration(
         output=str(options.out),
         device=_device_name(runtime),

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from pathlib import Path
+from unittest import mock
 
 import jsonschema
 import numpy as np
@@ -24,7 +27,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -> None:
-    arguments = ["--config", config, "--capacity", "64", "--repeats", "1", "--chunk", "16"]
+    arguments = ["--config", config, "--capacity", "512", "--repeats", "1", "--chunk", "16"]
     result = run_harts("calibrate", *arguments, "-o", tmp_path / "cost.toml", "--json")
     assert (result.returncode, result.stderr) == (0, "")
     report = json.loads(result.stdout)
@@ -36,7 +39,7 @@ def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -
         report["forward"]["beta"],
     )
     assert model.beta_backward == report["backward"]["beta"]
-    assert [t["tokens"] for t in report["timings"]] == [8] * 3 + [16] * 3 + [32] * 3 + [64] * 3
+    assert [t["tokens"] for t in report["timings"]] == [64] * 3 + [128] * 3 + [256] * 3 + [512] * 3
     assert all(t["forward_s"] > 0 and t["backward_s"] > 0 for t in report["timings"])
     write_tree(tmp_path / "tree.arrow", tree_from_sequences([[1, 2, 3], [1, 4]]))
     planned = run_harts(
@@ -48,6 +51,15 @@ def test_writes_a_cost_model_that_planning_reads(config: Path, tmp_path: Path) -
     shown = run_harts("calibrate", *arguments, "-o", tmp_path / "cost.toml")
     assert "branches" in shown.stdout
     assert "R²" in shown.stdout
+
+
+def test_times_that_do_not_grow_are_refused(config: Path, tmp_path: Path) -> None:
+    faster_and_faster = (n**0.5 for n in itertools.count())
+    with mock.patch.object(time, "perf_counter", side_effect=faster_and_faster):
+        result = run_harts("calibrate", "--config", config, "--capacity", "64", "-o", tmp_path / "cost.toml")
+    assert result.returncode == 5
+    assert "the forward times of the units do not grow with their tokens" in result.stderr
+    assert not (tmp_path / "cost.toml").exists()
 
 
 def test_a_stage_takes_as_long_as_its_slowest_rank() -> None:

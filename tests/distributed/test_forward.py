@@ -73,7 +73,7 @@ def test_calibrate_times_the_layout(folder: Path) -> None:
     for layout, text in LAYOUTS.items():
         cost = folder / f"{layout}-cost.toml"
         arguments = [*("calibrate", "--config", str(folder / f"{layout}.toml"), "-o", str(cost))]
-        arguments += ["--capacity", "64", "--repeats", "1", "--chunk", "16", "--json"]
+        arguments += ["--capacity", "512", "--repeats", "1", "--chunk", "16", "--json"]
         codes = run(["-m", "harts_cli.main", *arguments], 2, folder=folder)
         first, second = logs(folder)
         assert codes == [0, 0], first + second
