@@ -32,6 +32,10 @@ def plan(
     max_live_producers: Annotated[
         int, typer.Option(help="Producers that may be alive at once on a replica.")
     ] = 2,
+    max_window_slots: Annotated[
+        int | None,
+        typer.Option(help="Slots that may share an inner producer (planner harts)."),
+    ] = None,
     effort: Annotated[int, typer.Option(help="Rounds of search of planner harts.")] = 2,
     time_budget: Annotated[
         float, typer.Option(metavar="SECONDS", help="Add whole rounds of search for so long.")
@@ -68,6 +72,7 @@ def plan(
         cost_model=load_cost_model(cost_model or DEFAULT_COST_MODEL),
         producer_capacity=producer_capacity,
         max_live_producers=max_live_producers,
+        max_window_slots=max_window_slots,
         effort=effort,
         time_budget_s=time_budget,
         search_budget=search_budget,

@@ -52,6 +52,7 @@ _PARAMETERS = _object(
         "seed": _COUNT,
         "producer_capacity": _POSITIVE,
         "max_live_producers": _POSITIVE,
+        "max_window_slots": _POSITIVE,
         "effort": _POSITIVE,
         "on_too_long": {"enum": list(ON_TOO_LONG)},
         "dropped_rows": {"type": "array", "items": _COUNT},

@@ -26,6 +26,7 @@ class PlanOptions:
         cost_model: coefficients of unit costs.
         producer_capacity: tokens that a producer may compute; None: the capacity.
         max_live_producers: producers that may be alive at once on a replica.
+        max_window_slots: slots that may share an inner producer; None: any number (planner harts).
         effort: rounds of search; more rounds, better plans (planner harts).
         time_budget_s: seconds to add further whole rounds in; the plan states how many ran as its effort.
         search_budget: deterministic seconds that OR-Tools may search each shard (planner ortools-ffd); 0: up
@@ -42,18 +43,17 @@ class PlanOptions:
     cost_model: CostModel = field(default_factory=lambda: PRESETS[DEFAULT_COST_MODEL])
     producer_capacity: int | None = None
     max_live_producers: int = 2
+    max_window_slots: int | None = None
     effort: int = 2
     time_budget_s: float = 0.0
     search_budget: float = 1.0
     on_too_long: str = "error"
 
     def __post_init__(self) -> None:
-        positive = {"dp": self.dp, "capacity": self.capacity, "pad": self.pad, "chunk": self.chunk}
-        positive |= {"max_live_producers": self.max_live_producers, "effort": self.effort}
-        if self.producer_capacity is not None:
-            positive["producer_capacity"] = self.producer_capacity
-        for name, value in positive.items():
-            if not 1 <= value <= MAX_TOKENS:
+        names = ["dp", "capacity", "pad", "chunk", "producer_capacity", "max_live_producers"]
+        for name in (*names, "max_window_slots", "effort"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_TOKENS:
                 raise ConfigError(f"{name} must be a positive integer up to {MAX_TOKENS}, not {value}")
         for name in ("time_budget_s", "search_budget"):
             if not 0 <= getattr(self, name) < math.inf:

@@ -50,6 +50,7 @@ def plan_tree(tree: RolloutTree, options: PlanOptions, progress: Progress = no_p
         pad=options.pad,
         producer_capacity=options.producer_capacity,
         max_live_producers=options.max_live_producers,
+        max_window_slots=options.max_window_slots,
         cost_model=options.cost_model,
         effort=options.effort,
         time_budget_s=options.time_budget_s,
@@ -75,6 +76,7 @@ def plan_tree(tree: RolloutTree, options: PlanOptions, progress: Progress = no_p
 
 
 def _parameters(options: PlanOptions, dropped: list[int]) -> dict[str, Any]:
+    windows = {} if options.max_window_slots is None else {"max_window_slots": options.max_window_slots}
     return {
         "dp": options.dp,
         "capacity": options.capacity,
@@ -83,6 +85,7 @@ def _parameters(options: PlanOptions, dropped: list[int]) -> dict[str, Any]:
         "seed": options.seed,
         "producer_capacity": options.producer_capacity or options.capacity,
         "max_live_producers": options.max_live_producers,
+        **windows,
         "on_too_long": options.on_too_long,
         "dropped_rows": dropped,
     }

@@ -35,6 +35,7 @@ def random_options(rng: np.random.Generator, tree: RolloutTree) -> dict[str, Any
         "seed": int(rng.integers(0, 100)),
         "producer_capacity": int(rng.choice([5, 40, 200])),
         "max_live_producers": int(rng.integers(1, 4)),
+        "max_window_slots": int(rng.integers(1, 6)) if rng.random() < 0.5 else None,
         "cost_model": PRESETS[str(rng.choice(["tokens", "ling-3.0-tiny"]))],
     }
 
@@ -71,6 +72,9 @@ def test_never_worse_than_l1_and_the_same_for_any_order(seed: int) -> None:
     ours = plan_tree(tree, PlanOptions(planner="harts", **options))  # validated
     assert cost(ours) <= cost(l1) * (1 + 1e-12)
     assert ours.units.padded_tokens.sum() <= l1.units.padded_tokens.sum()
+    slots = ours.windows.slot_stop - ours.windows.slot_start
+    limit = options["max_window_slots"] or ours.metrics["num_slots"]
+    assert all(s <= limit or s == ours.metrics["num_slots"] for s in slots.tolist())
     shuffled = tree_from_sequences([sequences[i] for i in rng.permutation(len(sequences))])
     again = plan_tree(shuffled, PlanOptions(planner="harts", **options))
     assert again.metrics == ours.metrics

@@ -36,6 +36,7 @@ class PlanProblem:
         pad: A, computed tokens are rounded up to a multiple of it.
         producer_capacity: tokens that a producer may compute.
         max_live_producers: producers that may be alive at once on a replica.
+        max_window_slots: slots that may share an inner producer; None: any number.
         cost_model: coefficients of unit costs, which planners with producers compare plans by.
         effort: rounds of search, ≥ 1.
         time_budget_s: planners may add whole rounds until so many seconds have passed.
@@ -52,6 +53,7 @@ class PlanProblem:
     pad: int
     producer_capacity: int
     max_live_producers: int
+    max_window_slots: int | None
     cost_model: CostModel
     effort: int
     time_budget_s: float
@@ -69,6 +71,7 @@ class PlanProblem:
         pad: int = 1,
         producer_capacity: int | None = None,
         max_live_producers: int = 2,
+        max_window_slots: int | None = None,
         cost_model: CostModel = PRESETS[DEFAULT_COST_MODEL],
         effort: int = 2,
         time_budget_s: float = 0.0,
@@ -88,6 +91,7 @@ class PlanProblem:
             pad=pad,
             producer_capacity=producer_capacity or capacity,
             max_live_producers=max_live_producers,
+            max_window_slots=max_window_slots,
             cost_model=cost_model,
             effort=effort,
             time_budget_s=time_budget_s,

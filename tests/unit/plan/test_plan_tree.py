@@ -112,7 +112,7 @@ def test_unknown_planner_names_the_known_ones() -> None:
     "options",
     [
         *({"dp": 0}, {"capacity": 0}, {"pad": -1}, {"chunk": 0}, {"seed": -1}, {"producer_capacity": 0}),
-        *({"max_live_producers": 0}, {"on_too_long": "ignore"}, {"capacity": 2**31}),
+        *({"max_live_producers": 0}, {"max_window_slots": 0}, {"on_too_long": "ignore"}, {"capacity": 2**31}),
     ],
 )
 def test_options_are_checked(options: dict[str, int | str]) -> None:

@@ -12,6 +12,7 @@ from harts_core.plan.bundle import CONSUMER, PRODUCER, PlanBundle
 from harts_core.plan.bundle_file import bundle_to_tables
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.planners.two_level import planner
 from tests.support import random_sequences, tree_from_sequences
 
 
@@ -107,6 +108,31 @@ def test_producer_limits(live: int, producer_capacity: int) -> None:
     options = {"dp": 4, "capacity": 700, "pad": 8}
     bundle = plan(rows, max_live_producers=live, producer_capacity=producer_capacity, **options)
     assert bundle.units.computed_tokens[bundle.units.kind == PRODUCER].max() <= producer_capacity
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_windows_have_no_more_slots_than_allowed(limit: int) -> None:
+    rows = agents(np.random.default_rng(2), tasks=30, rollouts=6, turns=6)
+    free, bundle = plan(rows, dp=2, capacity=700), plan(rows, dp=2, capacity=700, max_window_slots=limit)
+    m, w = bundle.metrics, bundle.windows
+    slots = w.slot_stop - w.slot_start
+    inner = slots < m["num_slots"]  # the outer one is for the whole step
+    assert slots[inner].max() <= limit < (free.windows.slot_stop - free.windows.slot_start)[1:].max()
+    assert inner.sum() > m["num_slots"] / (limit + 1)
+    assert m["decoder_compression"] > 0.97 * free.metrics["decoder_compression"]
+    assert bundle.parameters["max_window_slots"] == limit
+    assert "max_window_slots" not in free.parameters
+
+
+def test_short_windows_on_the_slots_of_harts_l1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no placement is found, producers are added to harts-l1's."""
+    monkeypatch.setattr(planner, "place_items", lambda *_, **__: None)
+    rows = agents(np.random.default_rng(8), tasks=10, rollouts=6, turns=6)
+    for limit in (2, 4):
+        bundle = plan(rows, dp=2, capacity=700, max_window_slots=limit)
+        slots = bundle.windows.slot_stop - bundle.windows.slot_start
+        inner = slots[slots < bundle.metrics["num_slots"]]
+        assert 1 < inner.max() <= limit
 
 
 def test_more_effort_is_never_worse_and_a_time_budget_is_counted_effort() -> None:

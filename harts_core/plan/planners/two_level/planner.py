@@ -78,17 +78,28 @@ def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
     """One search: another seed, another number of windows (the next one that fits), longer ones later."""
     counts = window_counts(problem, items)
     for i in range(len(counts)):
+        placement = _place(problem, items, counts[(index + i) % len(counts)], index)
+        if placement is not None:
+            return _with_producers(problem, items, placement)
+    return None
+
+
+def _place(problem: PlanProblem, items: Items, windows: int, index: int) -> Placement | None:
+    """A placement in so many windows, or in more until none has too many slots."""
+    limit = problem.max_window_slots
+    while windows * problem.dp <= len(items.length):
         placement = place_items(
             items.length,
             items.lcp,
             dp=problem.dp,
-            windows=counts[(index + i) % len(counts)],
+            windows=windows,
             capacity=problem.capacity,
             moves=1 + index // 4,
             seed=problem.seed + index,
         )
-        if placement is not None:
-            return _with_producers(problem, items, placement)
+        if placement is None or limit is None or np.bincount(placement.window_of_slot).max() <= limit:
+            return placement
+        windows = max(windows + 1, -(-len(placement.window_of_slot) // limit))
     return None
 
 
@@ -96,8 +107,10 @@ def window_counts(problem: PlanProblem, items: Items) -> list[int]:
     """Numbers of windows to try, the likeliest first; each cell has two items, each window a few slots."""
     tokens = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
     slots = tokens / (problem.dp * problem.capacity)
-    most = max(1, min(len(items.length) // (2 * problem.dp), int(slots / LEAST_SLOTS_PER_WINDOW)))
-    likely = round(slots / SLOTS_PER_WINDOW)
+    limit = problem.max_window_slots or SLOTS_PER_WINDOW
+    fewest_slots = min(limit, LEAST_SLOTS_PER_WINDOW)
+    most = max(1, min(len(items.length) // (2 * problem.dp), int(slots / fewest_slots)))
+    likely = round(slots / min(limit, SLOTS_PER_WINDOW))
     counts = [min(most, max(1, n)) for n in (likely, likely + 1, likely - 1, likely * 2)]
     return list(dict.fromkeys(counts))
 
@@ -136,11 +149,12 @@ def _with_l1(
     slot[index], replica[index] = a.slot, a.replica
     leader = np.zeros(len(items.length), np.int64)  # the last row of each item
     leader[items.of_row] = np.arange(len(problem.rows))
+    num_slots = int(slot.max()) + 1
     placement = Placement(
         dp=problem.dp,
         replica=replica[leader],
         slot=slot[leader],
-        window_of_slot=np.zeros(int(slot.max()) + 1, np.int64),
+        window_of_slot=np.arange(num_slots) // (problem.max_window_slots or num_slots),
     )
     found = _better(problem, best, _with_producers(problem, items, placement))
     return best if found is None else found
