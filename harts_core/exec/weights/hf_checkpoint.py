@@ -107,7 +107,7 @@ def write_hf_checkpoint(
     *,
     dtype: str,
     extra_tensors: Mapping[str, Tensor] | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """``stream_hf_checkpoint`` of tensors that are at hand.
 
@@ -129,7 +129,7 @@ def stream_hf_checkpoint(
     config: ModelConfig,
     *,
     dtype: str,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """Write config.json and the weights into an existing folder, every tensor in its own dtype.
 
@@ -142,7 +142,7 @@ def stream_hf_checkpoint(
         tensors: these, in any order.
         config: the model's configuration; unknown keys that were read are written back.
         dtype: of the run (``float32``, …), recorded in config.json.
-        max_shard_bytes: weights above this size are cut into shards with an index.
+        max_shard_bytes: weights above this size are cut into shards with an index; None: MAX_SHARD_BYTES.
 
     Raises:
         OSError: a file cannot be written.
@@ -151,7 +151,7 @@ def stream_hf_checkpoint(
     extra = sorted(key for key in forms if is_extra_layer(key, config.num_hidden_layers))
     ordered = [*(key for key in forms if key not in extra), *extra]
     disk = {name: form for key in ordered for name, form in _disk_forms(key, forms[key])}
-    shards = list(_cut_shards(disk, max_shard_bytes))
+    shards = list(_cut_shards(disk, max_shard_bytes or MAX_SHARD_BYTES))
     files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     if len(shards) == 1:
         files = [SINGLE]
