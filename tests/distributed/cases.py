@@ -89,6 +89,7 @@ class Result:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
+    state_bytes: list[int] = field(default_factory=list)
 
 
 def inputs(case: Case) -> tuple[RolloutTree, PlanBundle]:
@@ -149,9 +150,16 @@ def update(case: Case, trainer: Trainer, job: Job) -> tuple[dict[str, Tensor], d
     for _ in range(case.steps):
         trainer.step_on(data)
     parameters = dict(trainer.optimizer.parameters())
-    weights = job.collect((name, p, p) for name, p in parameters.items())
+    weights = job.collect((name, p.detach().clone(), p) for name, p in parameters.items())
     state = job.collect((n, t, parameters[parameter_of(n)]) for n, t in trainer.optimizer.named_state())
     return weights, state
+
+
+def held_bytes(trainer: Trainer) -> int:
+    """Of the optimizer's state on this rank, by the memory that its tensors keep alive."""
+    optimizer = trainer.optimizer
+    held = [optimizer.state_shard(*name).values.untyped_storage() for name in optimizer.state_names()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held if storage.nbytes()}.values())
 
 
 def run_alone(case: Case) -> Result:
@@ -162,4 +170,5 @@ def run_alone(case: Case) -> Result:
     result.gradients = found
     if case.steps:
         result.weights, result.state = update(case, trainer, ALONE)
+        result.state_bytes = [held_bytes(trainer)]
     return result

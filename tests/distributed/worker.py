@@ -18,7 +18,7 @@ from harts_core.exec.parallel.job import Job
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.parallel.spec import parallel_spec
 from harts_core.exec.parallel.state import gather_whole, join_stages
-from tests.distributed.cases import Case, Result, build_trainer, run, update
+from tests.distributed.cases import Case, Result, build_trainer, held_bytes, run, update
 
 
 def run_case(case: Case, rank: int) -> Result:
@@ -38,6 +38,8 @@ def run_case(case: Case, rank: int) -> Result:
     result.expert_counts = torch.cat(found) if found else None
     if case.steps:
         result.weights, result.state = update(case, trainer, job)
+        result.state_bytes = [0] * dist.get_world_size()
+        dist.all_gather_object(result.state_bytes, held_bytes(trainer))
     leave_groups()
     return result
 

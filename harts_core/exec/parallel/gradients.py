@@ -13,15 +13,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from harts_core.exec.gradients import norm_of
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.parallel.groups import Groups
 from harts_core.exec.parallel.placement import placement_of
@@ -73,7 +70,7 @@ class DdpGradients:
         self._groups, self._sharded = groups, sharded
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.ddp = DistributedDataParallel(
-            _megatron_config(model, groups),
+            _megatron_config(model),
             DistributedDataParallelConfig(
                 grad_reduce_in_fp32=model.dtype.itemsize < torch.float32.itemsize,
                 # how many backward passes reach a parameter differs from step to step and from rank to rank,
@@ -82,7 +79,7 @@ class DdpGradients:
                 use_distributed_optimizer=sharded,
             ),
             model,
-            pg_collection=process_group_collection(groups),
+            pg_collection=_process_group_collection(groups),
         )
 
     def zero(self) -> None:
@@ -103,19 +100,28 @@ class DdpGradients:
 
     def norm(self) -> float:
         """See ``Gradients``."""
-        buffers = [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
-        norms = [torch.linalg.vector_norm(b.grad_data, dtype=torch.float64) for b in buffers]
-        return float(torch.linalg.vector_norm(torch.stack(norms)))
+        return norm_of(self.find().values())
 
     def finish(self) -> float:
-        """See ``Gradients``: dense ones over the data-parallel ranks, experts over those that hold the same
-        ones, partial ones over the tensor-parallel ranks."""
-        finalize_model_grads([self.ddp], pg_collection=process_group_collection(self._groups))
-        total = torch.zeros((), dtype=torch.float64, device=next(iter(self.parameters.values())).device)
-        for gradient in self._counted_here():
-            total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+        """See ``Gradients``: partial ones over the tensor-parallel ranks, dense ones over the data-parallel
+        ranks, experts over those that hold the same ones."""
+        self._sum_partial()
+        self.ddp.finish_grad_sync()
+        mine = norm_of(self._counted_here()) ** 2
+        total = torch.tensor(mine, dtype=torch.float64, device=next(iter(self.parameters.values())).device)
         dist.all_reduce(total)
         return math.sqrt(float(total))
+
+    def _sum_partial(self) -> None:
+        """In one buffer, in the order of the parameters."""
+        partial = [main_grad(p) for p in self.parameters.values() if placement_of(p).partial]
+        if not partial:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in partial])
+        dist.all_reduce(flat, group=self._groups.tensor)
+        parts = torch.split(flat, [gradient.numel() for gradient in partial])
+        for gradient, part in zip(partial, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def shards(self, name: str) -> ShardMap:
         """Where a parameter's elements are: in equal parts of its bucket, in rank order."""
@@ -150,7 +156,7 @@ def main_grad(parameter: Tensor) -> Tensor:
     return place
 
 
-def process_group_collection(groups: Groups) -> ProcessGroupCollection:
+def _process_group_collection(groups: Groups) -> ProcessGroupCollection:
     """The groups, under Megatron-core's names."""
     return ProcessGroupCollection(
         tp=groups.tensor,
@@ -160,21 +166,15 @@ def process_group_collection(groups: Groups) -> ProcessGroupCollection:
         dp_cp=groups.data,
         expt_dp=groups.expert_data,
         intra_dist_opt=None,
-        embd=None,  # embedding and head do not share a weight
-        pos_embd=None,
     )
 
 
-def _megatron_config(model: HybridModel, groups: Groups) -> TransformerConfig:
-    """What the wrapper and the end of the step read of it."""
-    tensor_parallel = groups.tensor.size()
+def _megatron_config(model: HybridModel) -> TransformerConfig:
+    """What the wrapper reads of it, and what it cannot be without."""
     return TransformerConfig(
         num_layers=model.config.num_hidden_layers,
         hidden_size=model.config.hidden_size,
         num_attention_heads=model.config.num_attention_heads,
-        tensor_model_parallel_size=tensor_parallel,
-        # sums the gradients of parameters that are marked so; ours are without sequence parallelism, too
-        sequence_parallel=tensor_parallel > 1,
         # sums over ranks instead of means: the losses have been divided by step-wide numbers
         calculate_per_token_loss=True,
     )

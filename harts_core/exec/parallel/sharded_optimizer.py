@@ -52,14 +52,16 @@ class ShardedOptimizer(StepOptimizer):
     ) -> DistributedOptimizer:
         """Of the parameters that a group of ranks shares out, with its state at zero."""
         config = self.config
-        groups = [
-            {
-                "params": [p for name, p in parameters.items() if decays(name, p) == decayed],
-                "weight_decay": config.weight_decay if decayed else 0.0,
-            }
-            for decayed in (True, False)
-        ]
-        adamw = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps)
+        groups: dict[tuple[bool, torch.dtype], list[nn.Parameter]] = {}
+        for name, parameter in parameters.items():
+            # one dtype each: of a mixed group Megatron-core confuses whose state is whose
+            groups.setdefault((decays(name, parameter), parameter.dtype), []).append(parameter)
+        decay = {True: config.weight_decay, False: 0.0}
+        adamw = torch.optim.AdamW(
+            [{"params": group, "weight_decay": decay[decayed]} for (decayed, _), group in groups.items()],
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+        )
         with cuda_means_cpu(), torch.no_grad():  # shards are views, which are not to be tracked
             part = DistributedOptimizer(
                 adamw,
