@@ -23,6 +23,7 @@ from harts_core.files import (
     sha256_file,
     write_arrow,
 )
+from harts_core.headers import parse_header, parse_json
 from harts_core.plan.bundle import (
     KINDS,
     NONE,
@@ -162,17 +163,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = Path(path) / MANIFEST
     if not file.is_file():
         raise DataError("not a plan bundle: no plan.json", where=str(path), hint="make one with harts plan")
-    try:
-        manifest = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"plan.json is not JSON ({error})", where=str(file)) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise SchemaMismatchError("plan.json is not of a plan bundle", where=str(file))
-    version = manifest.get("version")
-    if type(version) is int and version != VERSION:
-        raise SchemaMismatchError(
-            f"bundle version {version}; this HARTS reads version {VERSION}", where=str(file)
-        )
+    manifest = parse_header(file.read_bytes(), format=FORMAT, version=VERSION, name=MANIFEST, where=file)
     check_described(manifest, MANIFEST_SCHEMA, str(file))
     return manifest
 
@@ -200,10 +191,8 @@ def read_bundle(path: Path) -> PlanBundle:
         with arrow_failures(file):
             tables[name] = _read_table(name, table, schema, file)
     runtime_file = path / RUNTIME
-    try:
-        runtime = json.loads(runtime_file.read_bytes()) if runtime_file.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"runtime.json is not JSON ({error})", where=str(runtime_file)) from error
+    raw = runtime_file.read_bytes() if runtime_file.is_file() else b"{}"
+    runtime = parse_json(raw, name=RUNTIME, where=runtime_file)
     check_described(runtime, RUNTIME_SCHEMA, str(runtime_file))
     if manifest["parameters"]["dp"] > len(tables["units"]):
         raise SchemaMismatchError(

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from harts_core.errors import CorruptFileError, SchemaMismatchError
 from harts_core.files import arrow_failures, atomic_file, read_arrow, write_arrow
+from harts_core.headers import parse_header
 from harts_core.trees.ragged import Ragged
 from harts_core.trees.rollout_tree import RolloutTree
 from harts_core.trees.tree_check import check_tree
@@ -168,16 +169,7 @@ def _read_metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
     raw = (schema.metadata or {}).get(b"harts")
     if raw is None:
         return {}
-    try:
-        metadata = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"the schema metadata is not JSON ({error})", where=str(path)) from error
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise SchemaMismatchError("the schema metadata is not of a rollout-tree file", where=str(path))
-    if metadata.get("version") != VERSION:
-        raise SchemaMismatchError(
-            f"format version {metadata.get('version')}; this HARTS reads version {VERSION}", where=str(path)
-        )
+    metadata = parse_header(raw, format=FORMAT, version=VERSION, name="the schema metadata", where=path)
     vocab = metadata.get("vocab_size")
     if vocab is not None and (not isinstance(vocab, int) or isinstance(vocab, bool)):
         raise SchemaMismatchError("vocab_size in the schema metadata must be an integer", where=str(path))

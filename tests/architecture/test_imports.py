@@ -14,7 +14,7 @@ import pytest
 from tests.architecture.source import PACKAGES, ROOT, imports, module_of, name_of, python_files
 
 HEAVY = {"torch", "megatron", "fla", "transformers", "triton", "safetensors"}
-BASE = ("harts_core.distribution", "harts_core.errors", "harts_core.files", "harts_core.progress")
+BASE = tuple(f"harts_core.{name}" for name in ("distribution", "errors", "files", "headers", "progress"))
 BUNDLE = tuple(
     f"harts_core.plan.{name}" for name in ("bundle", "bundle_file", "cache_policy", "schedule", "validate")
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,54 +70,62 @@ def _value(scalar: pa.Scalar) -> Any:
 
 def read_parquet(path: Path, columns: ColumnChoice) -> Iterator[Item]:
     """Stream the rows of a Parquet file, only the needed columns."""
-    import pyarrow.parquet as pq
-
-    row = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            error = _refuse_tree(schema)
-            if error is not None:
-                yield Item(number=0, unit="file", content=error)
-                return
-            names = list(columns(schema.names))
-            constants = _constants(schema)
-            for batch in file.iter_batches(BATCH_ROWS, columns=names):
-                batch.validate(full=True)
-                yield from _rows(batch, row, constants)
-                row += batch.num_rows
-            if row == 0:
-                yield Item(number=0, unit="file", content=DataError("the file has no rows"))
-    except _FAILURES as error:
-        yield _unreadable(row, "Parquet", error)
+    return _stream(_parquet_batches(path, columns), "Parquet")
 
 
 def read_arrow_stream(path: Path) -> Iterator[Item]:
     """Stream the rows of an Arrow IPC file or stream."""
+    return _stream(_arrow_batches(path), "Arrow")
+
+
+Opened = AbstractContextManager[tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+"""A file that is read as long as the context lasts; no batch is read before it is asked for."""
+
+
+@contextmanager
+def _parquet_batches(
+    path: Path, columns: ColumnChoice
+) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    import pyarrow.parquet as pq
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from file.iter_batches(BATCH_ROWS, columns=list(columns(file.schema_arrow.names)))
+
+    with pq.ParquetFile(path) as file:
+        yield file.schema_arrow, batches()
+
+
+@contextmanager
+def _arrow_batches(path: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    with open(path, "rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    with pa.memory_map(str(path)) as source:
+        if is_file:
+            reader = pa.ipc.open_file(source)
+            yield reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            stream = pa.ipc.open_stream(source)
+            yield stream.schema, iter(stream)
+
+
+def _stream(opened: Opened, kind: str) -> Iterator[Item]:
+    """The rows of a file, or what is wrong with it."""
     row = 0
     try:
-        with pa.memory_map(str(path)) as source:
-            with open(path, "rb") as file:
-                is_file = file.read(6) == b"ARROW1"
-            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-            error = _refuse_tree(reader.schema)
+        with opened as (schema, batches):
+            error = _refuse_tree(schema)
             if error is not None:
                 yield Item(number=0, unit="file", content=error)
                 return
-            constants = _constants(reader.schema)
-            for batch in _batches(reader) if is_file else reader:
+            constants = _constants(schema)
+            for batch in batches:
                 batch.validate(full=True)
                 yield from _rows(batch, row, constants)
                 row += batch.num_rows
             if row == 0:
                 yield Item(number=0, unit="file", content=DataError("the file has no rows"))
     except _FAILURES as error:
-        yield _unreadable(row, "Arrow", error)
-
-
-def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    for i in range(reader.num_record_batches):
-        yield reader.get_batch(i)
+        yield _unreadable(row, kind, error)
 
 
 def _rows(batch: pa.RecordBatch, first: int, constants: Mapping[str, Any]) -> Iterator[Item]:
