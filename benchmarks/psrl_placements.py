@@ -3,10 +3,10 @@
 Many small groups of branching rollouts (at least 40 for 4 workers), placed by length alone
 (``length-balanced``), by prefix alone (``prefix-first``), trajectory by trajectory (``balance-first``) and as
 psRL does. The cost model is fitted to units of the same model on the same machine first, by CPU time, and
-decides psRL's placement. Every worker's forwards and backwards run in one process, the placements in turn; of
-``--repeats`` runs the least disturbed counts for each worker. Markdown on stdout: for every placement the
-medians over the seeds of (max − min) / mean and max / mean of the workers' estimated and measured times, and
-the measured seconds of all workers; then how the estimates and the measurements correlate.
+decides psRL's placement. All workers run in one process, event by event in turn, and so do the placements; a
+worker's time is the mean of its ``--repeats`` runs. Markdown on stdout: for every placement the medians over
+the seeds of (max − min) / mean and max / mean of the workers' estimated and measured times, and the measured
+seconds of all workers; then how the estimates and the measurements correlate.
 
     python benchmarks/psrl_placements.py        # about five CPU minutes
 """
@@ -105,9 +105,9 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=360)
     parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
-    parser.add_argument("--shorter", type=int, default=16, help="divide all lengths")
-    parser.add_argument("--capacity", type=int, default=2048)
-    parser.add_argument("--chunk", type=int, default=16)
+    parser.add_argument("--shorter", type=int, default=32, help="divide all lengths")
+    parser.add_argument("--capacity", type=int, default=1024)
+    parser.add_argument("--chunk", type=int, default=8)
     parser.add_argument("--dp", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
@@ -126,7 +126,7 @@ def main() -> None:
             units = steps[p].bundle.units
             work = units.cost_forward + units.cost_backward
             estimated[p].append(np.bincount(units.replica, work, minlength=arguments.dp).astype(np.float64))
-            measured[p].append(np.stack([run.seconds for run in runs]).min(axis=0))
+            measured[p].append(np.mean([run.seconds for run in runs], axis=0))
             print(
                 f"seed {seed}, {len(set(tree.group_id))} groups, {tree.original_tokens:,} tokens, {p}: "
                 f"{relative_range(estimated[p][-1]):.1%}, {relative_range(measured[p][-1]):.1%}",

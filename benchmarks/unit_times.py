@@ -1,7 +1,8 @@
-"""Runs a plan's units on one CPU, worker after worker, and times each worker's part of the step."""
+"""Runs a plan's units on one CPU, the workers in turn, and times each worker's part of the step."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +53,10 @@ class StepRun:
 
 
 def run_step(model: HybridModel, step: Step) -> StepRun:
-    """Every worker's units, forward and backward; the loss is the sum of the log-probabilities."""
+    """Every worker's units, forward and backward; the loss is the sum of the log-probabilities.
+
+    The workers take turns event by event, so that what else the machine does meets all alike.
+    """
 
     def loss(forward: UnitForward) -> Tensor | None:
         if not len(forward.layout.trained_row):
@@ -61,18 +65,20 @@ def run_step(model: HybridModel, step: Step) -> StepRun:
             model, forward.hidden, forward.layout, imported_hidden=forward.imported_hidden
         ).sum()
 
-    links = unit_links(step.bundle)
-    seconds, counters = np.zeros(step.bundle.dp), []
-    for worker in range(step.bundle.dp):
-        events = unit_events(links, step.bundle.units_of_replica(worker).tolist())
-        executor = UnitExecutor(model, step.bundle, step.tree, loss, events, links=links, cache=step.cache)
-        start = time.process_time()
-        for event in events:
-            executor.run(event)
-        seconds[worker] = time.process_time() - start
-        counters.append(executor.counts.cache)
+    bundle, links = step.bundle, unit_links(step.bundle)
+    events = [unit_events(links, bundle.units_of_replica(d).tolist()) for d in range(bundle.dp)]
+    workers = [
+        UnitExecutor(model, bundle, step.tree, loss, mine, links=links, cache=step.cache) for mine in events
+    ]
+    seconds = np.zeros(bundle.dp)
+    for turn in itertools.zip_longest(*events):
+        for worker, event in enumerate(turn):
+            if event is not None:
+                start = time.process_time()
+                workers[worker].run(event)
+                seconds[worker] += time.process_time() - start
     model.zero_grad()
-    return StepRun(seconds=seconds, cache=tuple(counters))
+    return StepRun(seconds=seconds, cache=tuple(worker.counts.cache for worker in workers))
 
 
 def alternate(model: HybridModel, steps: Mapping[str, Step], repeats: int) -> dict[str, list[StepRun]]:
