@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.model.spec import ModelSpec
-    from harts_core.exec.optimizer import StepOptimizer
+    from harts_core.exec.optimizer import StateShard, StepOptimizer
     from harts_core.exec.parallel.job import Job
     from harts_core.exec.parallel.sharded_save import Part
 
@@ -112,12 +112,12 @@ def restore_optimizer(path: Path, optimizer: StepOptimizer, spec: ModelSpec) -> 
     """
     import torch
 
-    tensors, reader, where = _stored_state(path)
-    names = {f"{kind}.{name}": (kind, name) for kind, name in optimizer.state_names()}
+    tensors, reader, where = stored_state(path)
     _check_state(tensors, optimizer, spec, where)
-    for state_name, (kind, name) in names.items():
-        for region, values in _boxes(optimizer, kind, name, spec):
-            values.copy_(reader.read(state_name, region))
+    parameters = dict(optimizer.parameters())
+    for kind, name in optimizer.state_names():
+        for region, values in _boxes(optimizer.state_shard(kind, name), parameters[name], spec):
+            values.copy_(reader.read(f"{kind}.{name}", region))
     random = {name: reader.read(name) for name in tensors if name.startswith(RANDOM_STATE)}
     if f"{RANDOM_STATE}cpu" in random:
         torch.set_rng_state(random[f"{RANDOM_STATE}cpu"])
@@ -125,8 +125,17 @@ def restore_optimizer(path: Path, optimizer: StepOptimizer, spec: ModelSpec) -> 
         torch.cuda.set_rng_state(random[f"{RANDOM_STATE}cuda"])
 
 
-def _stored_state(path: Path) -> tuple[Mapping[str, TensorInfo], SafetensorsReader | ShardedReader, str]:
-    """What is stored beside the weights, by its names in the whole format; its reader; the file."""
+def stored_state(path: Path) -> tuple[Mapping[str, TensorInfo], SafetensorsReader | ShardedReader, str]:
+    """What a checkpoint has beside the weights, in either format.
+
+    Returns:
+        Tensors by their names in the whole format (``exp_avg.NAME``, ``exp_avg_sq.NAME``, ``master.NAME``,
+        ``random_state.cpu``); what reads them; the file or folder, for messages.
+
+    Raises:
+        DataError: a file is missing.
+        CorruptFileError: a file is damaged.
+    """
     if not is_sharded(path):
         tensors = read_header(path / OPTIMIZER)  # sizes are checked before anything is allocated
         return tensors, SafetensorsReader(tensors), str(path / OPTIMIZER)
@@ -165,7 +174,7 @@ def _state_parts(optimizer: StepOptimizer, spec: ModelSpec) -> dict[str, list[Pa
     parts = {}
     for kind, name in optimizer.state_names():
         shape = spec.shard_of(parameters[name]).full_shape(parameters[name])
-        boxes = _boxes(optimizer, kind, name, spec)
+        boxes = _boxes(optimizer.state_shard(kind, name), parameters[name], spec)
         stored = f"{OPTIMIZER_PREFIX}{'param' if kind == 'master' else kind}.{name}"
         parts[stored] = [Part(values, region, shape) for region, values in boxes]
     return parts
@@ -177,13 +186,9 @@ def _plain_name(name: str) -> str:
     return f"master.{plain.removeprefix('param.')}" if plain.startswith("param.") else plain
 
 
-def _boxes(
-    optimizer: StepOptimizer, kind: str, name: str, spec: ModelSpec
-) -> Iterator[tuple[Region, Tensor]]:
-    """What this process holds of a state tensor: boxes of the whole, each with its memory."""
-    parameter = dict(optimizer.parameters())[name]
+def _boxes(shard: StateShard, parameter: Tensor, spec: ModelSpec) -> Iterator[tuple[Region, Tensor]]:
+    """A shard of a parameter's state as boxes of the whole tensor, each with its memory."""
     origin = spec.shard_of(parameter).region(parameter).start
-    shard = optimizer.state_shard(kind, name)
     done = 0
     for box in flat_regions(tuple(parameter.shape), shard.start, shard.stop):
         yield box.moved(origin), shard.values[done : done + box.numel].view(box.shape)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harts_core.errors import DataError, NonFiniteError
+from harts_core.errors import NonFiniteError
 from harts_core.exec.config import OptimizerSection
 from harts_core.exec.gradients import Gradients, LocalGradients, accumulation_dtype
 
@@ -154,33 +154,6 @@ class StepOptimizer(ABC):
         for kind, name in self.state_names():
             yield f"{kind}.{name}", self._whole_state(kind, name)
 
-    def state_tensors(self) -> dict[str, Tensor]:
-        """``named_state``, all at once."""
-        return dict(self.named_state())
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Restore ``state_tensors``.
-
-        Raises:
-            DataError: a tensor is missing, unexpected, or of another shape or dtype. Nothing was changed.
-        """
-        names = {f"{kind}.{name}": (kind, name) for kind, name in self.state_names()}
-        odd = sorted(names.keys() ^ tensors.keys())
-        if odd:
-            raise DataError(f"the optimizer state does not fit the model: {odd[0]}", where=where)
-        for state_name, (_, name) in names.items():
-            parameter, stored = self._parameters[name], tensors[state_name]
-            dtype = accumulation_dtype(parameter)
-            if stored.shape != parameter.shape or stored.dtype != dtype:
-                raise DataError(
-                    f"optimizer state {state_name} has shape {list(stored.shape)} and dtype {stored.dtype}, "
-                    f"not {list(parameter.shape)} and {dtype}",
-                    where=where,
-                )
-        for state_name, (kind, name) in names.items():
-            shard = self.state_shard(kind, name)
-            shard.values.copy_(tensors[state_name].flatten()[shard.start : shard.stop])
-
     @abstractmethod
     def state_shard(self, kind: str, name: str) -> StateShard:
         """This process's shard of a name of ``state_names``; empty where it holds nothing of it."""
@@ -245,5 +218,5 @@ class Optimizer(StepOptimizer):
 
 
 def parameter_of(state_name: str) -> str:
-    """The parameter that an entry of ``StepOptimizer.state_tensors`` belongs to."""
+    """The parameter that an entry of ``StepOptimizer.named_state`` belongs to."""
     return state_name.split(".", 1)[1]

@@ -50,7 +50,7 @@ def test_job_survives_a_requeue(tmp_path: Path) -> None:
     program = tmp_path / "harts"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m harts_cli.main "$@"\n')
     program.chmod(0o755)
-    last = f"checkpoints/step-{STEPS:06d}/model.safetensors"
+    last = f"checkpoints/step-{STEPS:06d}"
     with cluster(tmp_path) as env:
         env |= {"HARTS": str(program), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         env["MASTER_ADDR"] = "127.0.0.1"  # the virtual nodes' names are in no name service
@@ -67,6 +67,8 @@ def test_job_survives_a_requeue(tmp_path: Path) -> None:
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=env, check=False)
         wait_for(lambda: state(job, env) in ("COMPLETED", "FAILED"), 300)
         assert state(job, env) == "COMPLETED", (tmp_path / "cut.log").read_text()
-    assert (tmp_path / "cut" / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+    for part in ("__0_0.distcp", "__1_0.distcp"):
+        cut, whole = (tmp_path / out / last / part for out in ("cut", "whole"))
+        assert cut.read_bytes() == whole.read_bytes()
     steps = [line.split(",")[0] for line in metrics.read_text().splitlines()]
     assert steps == [f'{{"step": {i + 1}' for i in range(STEPS)]

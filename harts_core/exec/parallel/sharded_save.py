@@ -97,13 +97,13 @@ def files_of_rank(folder: Path) -> list[Path]:
 
 def _sharded(name: str, part: Part) -> ShardedTensor:
     return ShardedTensor(
-        name,
-        part.tensor.detach(),
-        part.tensor.dtype,
-        part.region.shape,
-        part.shape,
-        part.region.start,
-        None,  # not a regular grid: shares of the optimizer's state begin anywhere
+        key=name,
+        data=part.tensor.detach(),
+        dtype=part.tensor.dtype,
+        local_shape=part.region.shape,
+        global_shape=part.shape,
+        global_offset=part.region.start,
+        axis_fragmentations=None,  # no regular grid: shares of the optimizer's state begin anywhere
         replica_id=0,  # the strategy chooses among the ranks that have this part
     )
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from harts_core.errors import DataError, NonFiniteError
+from harts_core.exec.checkpoint_tensors import OPTIMIZER, restore_optimizer
 from harts_core.exec.config import OptimizerSection
+from harts_core.exec.model.spec import LOCAL_SPEC
 from harts_core.exec.optimizer import Optimizer, learning_rate
+from harts_core.exec.weights.safetensors_file import write_safetensors
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> nn.ModuleDict:
@@ -122,7 +126,7 @@ def test_bfloat16_updates_below_its_precision_add_up() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_restored_state_continues_bit_for_bit(dtype: torch.dtype) -> None:
+def test_restored_state_continues_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     config = OptimizerSection(learning_rate=0.01, weight_decay=0.1, schedule="cosine", decay_steps=9)
     straight = make_model(dtype)
     run_steps(straight, Optimizer(straight.named_parameters(), config), range(4))
@@ -130,11 +134,11 @@ def test_restored_state_continues_bit_for_bit(dtype: torch.dtype) -> None:
     first = make_model(dtype)
     optimizer = Optimizer(first.named_parameters(), config)
     run_steps(first, optimizer, range(2))
-    saved = {name: t.clone() for name, t in optimizer.state_tensors().items()}
+    write_safetensors(tmp_path / OPTIMIZER, dict(optimizer.named_state()))
     second = make_model(dtype)
     second.load_state_dict(first.state_dict())
     restored = Optimizer(second.named_parameters(), config)
-    restored.load_state_tensors(saved, "state")
+    restore_optimizer(tmp_path, restored, LOCAL_SPEC)
     run_steps(second, restored, range(2, 4))
     for name, p in straight.named_parameters():
         assert torch.equal(p, second.get_parameter(name)), name
@@ -169,14 +173,23 @@ def test_many_steps_equal_torchs_adamw() -> None:
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-9)  # torch adds 1e-6 to the norm it clips by
 
 
-def test_foreign_state_is_refused() -> None:
-    model = make_model()
-    optimizer = Optimizer(model.named_parameters(), OptimizerSection())
-    state = {name: t.clone() for name, t in optimizer.state_tensors().items()}
-    with pytest.raises(DataError, match=r"does not fit the model: exp_avg\.other"):
-        optimizer.load_state_tensors(state | {"exp_avg.other": torch.zeros(1)}, "state")
-    with pytest.raises(DataError, match=r"has shape \[1\]"):
-        optimizer.load_state_tensors(state | {"exp_avg.linear.weight": torch.zeros(1)}, "state")
-    half = make_model(torch.bfloat16)
-    with pytest.raises(DataError, match=r"master\.linear"):
-        Optimizer(half.named_parameters(), OptimizerSection()).load_state_tensors(state, "state")
+@pytest.mark.parametrize(
+    ("dtype", "change", "message"),
+    [
+        (torch.float32, {"exp_avg.other": torch.zeros(1)}, r"does not fit the model: exp_avg\.other"),
+        (torch.float32, {"exp_avg.linear.weight": torch.ones(1)}, r"exp_avg\.linear\.weight has shape \[1\]"),
+        (torch.float32, {"exp_avg.norm.bias": torch.ones(5).double()}, "dtype F64, not .* F32"),
+        (torch.bfloat16, {}, r"does not fit the model: master\.linear"),
+    ],
+)
+def test_foreign_state_is_refused(
+    tmp_path: Path, dtype: torch.dtype, change: dict[str, torch.Tensor], message: str
+) -> None:
+    state = dict(Optimizer(make_model().named_parameters(), OptimizerSection()).named_state())
+    state["exp_avg_sq.norm.weight"].fill_(3)
+    write_safetensors(tmp_path / OPTIMIZER, state | change)
+    optimizer = Optimizer(make_model(dtype).named_parameters(), OptimizerSection())
+    with pytest.raises(DataError, match=message) as error:
+        restore_optimizer(tmp_path, optimizer, LOCAL_SPEC)
+    assert error.value.where == str(tmp_path / OPTIMIZER)
+    assert not any(values.any() for name, values in optimizer.named_state() if "avg" in name)
