@@ -19,7 +19,7 @@ from harts_core.errors import ConfigError, DataError, ExecError
 from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
 from harts_core.exec.load_model import check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
-from harts_core.exec.parallel.degrees import check_launch, check_model_degrees
+from harts_core.exec.parallel.degrees import check_dispatcher, check_launch, check_model_degrees
 from harts_core.exec.parallel.launch import read_launch
 from harts_core.files import atomic_file, check_parent, refuse_inputs
 from harts_core.plan.calibration import (
@@ -120,6 +120,7 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
     config = read_config(options.config)
     check_launch(config.parallel, launch, where)
     model_config = resolve_model_config(config.model, where=where)
+    check_dispatcher(config.parallel, config.runtime, where)
     check_model_degrees(config.parallel, model_config, where)
     if model_config.vocab_size < ROWS:
         raise ConfigError(f"[model] vocab_size must be at least {ROWS}", where=where)

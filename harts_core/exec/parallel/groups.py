@@ -16,7 +16,7 @@ from harts_core.errors import ExecError
 from harts_core.exec.config import Device, ParallelSection
 from harts_core.exec.model.spec import Stage
 from harts_core.exec.parallel.cpu import allow_cpu
-from harts_core.exec.parallel.launch import Launch
+from harts_core.exec.parallel.launch import Launch, gpu_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,10 +60,11 @@ def process_groups(parallel: ParallelSection, launch: Launch, device: Device) ->
     """Join the job's process groups: gloo on the CPU, nccl on CUDA; leave them at the end.
 
     Raises:
+        ConfigError: this machine has more processes than GPUs.
         ExecError: the other processes did not come within ``timeout_s``.
     """
     if device == "cuda":
-        torch.cuda.set_device(launch.local_rank)
+        torch.cuda.set_device(gpu_of(launch, torch.cuda.device_count()))
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",

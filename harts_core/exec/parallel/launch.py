@@ -17,7 +17,7 @@ class Launch:
     Attributes:
         rank: in [0, world_size).
         world_size: processes of the job.
-        local_rank: index among the processes of this machine; selects the GPU.
+        local_rank: index among the processes of this machine; selects the GPU (``gpu_of``).
         address, port: where rank 0 listens for the others.
     """
 
@@ -86,6 +86,27 @@ def _slurm_launch(env: Mapping[str, str]) -> Launch:
         address=address,
         port=port,
     )
+
+
+def gpu_of(launch: Launch, num_gpus: int) -> int:
+    """Which of the visible GPUs is the process's.
+
+    Args:
+        launch: of the process.
+        num_gpus: that it sees: all of the machine, or one where the scheduler shows it its own only.
+
+    Raises:
+        ConfigError: the machine has more processes than GPUs.
+    """
+    if num_gpus == 1:  # if two processes really shared it, NCCL would refuse
+        return 0
+    if launch.local_rank >= num_gpus:
+        raise ConfigError(
+            f"process {launch.local_rank} of this machine has no GPU of its own: {num_gpus} are visible",
+            where=f"rank {launch.rank}",
+            hint="start one process per GPU on every machine",
+        )
+    return launch.local_rank
 
 
 def first_host(node_list: str) -> str:

@@ -15,7 +15,7 @@ from harts_core.exec.parallel.degrees import (
     check_model_degrees,
     check_plan_degrees,
 )
-from harts_core.exec.parallel.launch import Launch, first_host, read_launch
+from harts_core.exec.parallel.launch import Launch, first_host, gpu_of, read_launch
 
 TORCHRUN = {
     "RANK": "3",
@@ -52,6 +52,14 @@ def test_srun() -> None:
     assert 1024 < launch.port < 2**16
     chosen = read_launch(SRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7777"})
     assert (chosen.address, chosen.port) == ("127.0.0.1", 7777)
+
+
+def test_a_process_has_the_gpu_of_its_local_rank() -> None:
+    launch = Launch(rank=11, world_size=16, local_rank=3)
+    assert gpu_of(launch, 8) == 3
+    assert gpu_of(launch, 1) == 0  # Slurm with --gpus-per-task shows each process its own only
+    with pytest.raises(ConfigError, match="process 3 of this machine has no GPU of its own: 2 are visible"):
+        gpu_of(launch, 2)
 
 
 @pytest.mark.parametrize(
