@@ -4,11 +4,13 @@ Many small groups of branching rollouts (at least 40 for 4 workers), placed by l
 (``length-balanced``), by prefix alone (``prefix-first``), trajectory by trajectory (``balance-first``) and as
 psRL does. The cost model is fitted to units of the same model on the same machine first, by CPU time, and
 decides psRL's placement. All workers run in one process, event by event in turn, and so do the placements; a
-worker's time is the mean of its ``--repeats`` runs. Markdown on stdout: for every placement the medians over
-the seeds of (max − min) / mean and max / mean of the workers' estimated and measured times, and the measured
-seconds of all workers; then how the estimates and the measurements correlate.
+worker's share of a step is the median of ``--repeats`` runs after one that warms up.
 
-    python benchmarks/psrl_placements.py        # about five CPU minutes
+Markdown on stdout: for every placement the medians over the seeds of (max − min) / mean and max / mean of the
+workers' estimated and measured times, and the measured seconds of all workers; then how the estimates and the
+measurements correlate.
+
+    python benchmarks/psrl_placements.py        # about eight CPU minutes
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from psrl import head, integers
-from unit_times import Float64, Step, alternate
+from unit_times import Float64, Step, StepRun, alternate, run_step
 from workloads import agent_workloads, lengths, shorten
 
 from harts_core.exec.layout import build_unit_layout
@@ -93,6 +95,13 @@ def many_groups(rows: int, seed: int, shorter: int, vocab_size: int) -> RolloutT
     return build_tree(generate(shorten(spec, shorter)))
 
 
+def typical(runs: Sequence[StepRun]) -> Float64:
+    """float64 [D], a worker's seconds: the median of its shares, times the median step."""
+    seconds = np.stack([run.seconds for run in runs])
+    shares = np.median(seconds / seconds.mean(axis=1, keepdims=True), axis=0)
+    return np.asarray(shares * np.median(seconds.mean(axis=1)), np.float64)
+
+
 def correlation(a: Iterable[float], b: Iterable[float]) -> float:
     """Pearson's."""
     return float(np.corrcoef(list(a), list(b))[0, 1])
@@ -109,7 +118,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=1024)
     parser.add_argument("--chunk", type=int, default=8)
     parser.add_argument("--dp", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = HybridModel(PRESETS["cpu-bench"], dtype=torch.float32, seed=0)
@@ -122,11 +131,12 @@ def main() -> None:
             dp=arguments.dp, capacity=arguments.capacity, chunk=arguments.chunk, cost_model=costs
         )
         steps = {p: Step(bundle=plan_tree(tree, replace(options, planner=p)), tree=tree) for p in PLACEMENTS}
+        run_step(model, steps["psrl"])
         for p, runs in alternate(model, steps, arguments.repeats).items():
             units = steps[p].bundle.units
             work = units.cost_forward + units.cost_backward
             estimated[p].append(np.bincount(units.replica, work, minlength=arguments.dp).astype(np.float64))
-            measured[p].append(np.mean([run.seconds for run in runs], axis=0))
+            measured[p].append(typical(runs))
             print(
                 f"seed {seed}, {len(set(tree.group_id))} groups, {tree.original_tokens:,} tokens, {p}: "
                 f"{relative_range(estimated[p][-1]):.1%}, {relative_range(measured[p][-1]):.1%}",
