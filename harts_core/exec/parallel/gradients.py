@@ -48,12 +48,12 @@ class ShardMap:
             shard: this rank's, flat.
             shape: of the whole.
         """
-        lengths = [stop - start for start, stop in self.ranges]
-        mine = shard.new_zeros(max(lengths))
-        mine[: len(shard)] = shard
-        parts = [torch.empty_like(mine) for _ in lengths]
-        dist.all_gather(parts, mine, group=self.group)
-        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]).view(shape)
+        whole = shard.new_empty(shape.numel())
+        whole[self.own] = shard
+        for rank, (start, stop) in enumerate(self.ranges):
+            if start < stop:  # most lie on one rank, or on two
+                dist.broadcast(whole[start:stop], dist.get_global_rank(self.group, rank), group=self.group)
+        return whole.view(shape)
 
 
 class DdpGradients:

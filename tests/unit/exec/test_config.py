@@ -88,6 +88,11 @@ def test_keys_reach_their_fields_and_open_tables_collect_the_rest(tmp_path: Path
             "not available where ep spans replicas",
         ),
         ("[parallel]\nsp = true\n", "sp = true needs tp > 1"),
+        ("[parallel]\ndistributed_optimizer = true\n", "distributed_optimizer = true needs dp > 1"),
+        (
+            "[parallel]\ndp = 2\ndistributed_optimizer = true\n[runtime]\ndtype = 'float64'\n",
+            "distributed_optimizer = true holds the optimizer's state in float32",
+        ),
         ("[parallel]\ndp = 3\nep = 2\n", "ep = 2 does not divide dp · tp = 3"),
         ("[parallel]\ndp = 0\n", "dp must be at least 1"),
         ("[parallel]\nschedule_lag = 0\n", "schedule_lag must be at least 1"),
