@@ -11,7 +11,8 @@ several seeds, medians (the least of the seeds in parentheses):
 - peak, released: most GiB of Ling-3.0-tiny in bfloat16 that a worker keeps for later units at once, freed
   after their last use, and what that saves against freeing nothing; fixed blocks shared by copying;
 - copied: tokens that are kept once more than needed;
-- gain: estimated time of the step without sharing over the planner's.
+- gain: estimated time of the step without sharing over the planner's; recomputing: with the forwards of units
+  that others import from run twice (``recompute = "unit"``), so that no more than one unit is alive.
 
 *Measured*, one worker's share with all lengths divided: original tokens per CPU second of forward and
 backward of a small MoE model, all ways in turn in one process, and their gain over no sharing run by run
@@ -51,7 +52,17 @@ from harts_core.trees.synth.spec import WorkloadSpec
 PLANNERS = ("expanded", "harts", "psrl")
 FIXED_SIZES = (1, 16, 32, 128, 512)
 EXECUTED_SIZES = (1, 16)
-PLANNED = ("compression", "workers", "spread", "alive", "peak", "released", "copied", "gain")
+PLANNED = (
+    "compression",
+    "workers",
+    "spread",
+    "alive",
+    "peak",
+    "released",
+    "copied",
+    "gain",
+    "gain, recomputing",
+)
 MEASURED = ("tokens/s", "gain", "least", "most", "peak MiB", "released")
 
 Seeded = Callable[[int], WorkloadSpec]
@@ -88,12 +99,16 @@ def planned(spec: Seeded, arguments: argparse.Namespace) -> list[str]:
     ]
     for planner in PLANNERS:
         lines += planned_lines(results[planner], results["expanded"])
-    ratio = [
-        h.work.step_cost / p.work.step_cost
-        for h, p in zip(results["harts"], results["psrl"], strict=True)
-        if h.work and p.work
+    pairs = [(h.work, p.work) for h, p in zip(results["harts"], results["psrl"], strict=True)]
+    ratios = [h.step_cost / p.step_cost for h, p in pairs if h and p]
+    again = [
+        (h.step_cost + h.second_forward_cost) / (p.step_cost + p.second_forward_cost)
+        for h, p in pairs
+        if h and p
     ]
-    lines += ["", "estimated time of harts over psrl, by seed: " + ", ".join(f"{r:.3f}" for r in ratio)]
+    for title, found in (("", ratios), (", recomputing", again)):
+        by_seed = ", ".join(f"{r:.3f}" for r in found)
+        lines += ["", f"estimated time of harts over psrl, by seed{title}: {by_seed}"]
     return lines
 
 
@@ -103,7 +118,9 @@ def planned_lines(results: Sequence[PlannerResult], base: Sequence[PlannerResult
         return [f"| {results[0].planner} | " + "; ".join(r.failure for r in results if r.failure)]
     work = [r.work for r in results if r.work]
     caches = [r.cache for r in results if r.cache]
-    gains = [b.work.step_cost / w.step_cost for b, w in zip(base, work, strict=True) if b.work]
+    costs = [b.work.step_cost for b in base if b.work]
+    gains = [cost / w.step_cost for cost, w in zip(costs, work, strict=True)]
+    again = [cost / (w.step_cost + w.second_forward_cost) for cost, w in zip(costs, work, strict=True)]
     lines = []
     for i, block in enumerate(caches[0].blocks):
         if block.block_tokens is not None and results[0].planner != "psrl":
@@ -122,9 +139,13 @@ def planned_lines(results: Sequence[PlannerResult], base: Sequence[PlannerResult
                 with_least([c.release_saving for c in caches], ".1%"),
                 copied,
                 with_least(gains, ".2f"),
+                with_least(again, ".2f"),
             ]
         else:
-            name, cells = f"psrl, blocks of {block.block_tokens}", [*cells, "", "", "", peak, "", copied, ""]
+            name, cells = (
+                f"psrl, blocks of {block.block_tokens}",
+                [*cells, "", "", "", peak, "", copied, "", ""],
+            )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.plan.bundle import CONSUMER, PlanBundle
+from harts_core.plan.bundle import CONSUMER, PlanBundle, UnitTable
 from harts_core.plan.schedule.units import peak_alive, unit_events, unit_links
 
 Float64 = npt.NDArray[np.float64]
@@ -24,6 +24,8 @@ class WorkReport:
             replicas.
         step_cost: Φ of the whole step: every slot's and window's forward and backward at the pace of their
             slowest replica; in the cost model's unit.
+        second_forward_cost: what ``recompute = "unit"`` adds to it: the forwards of units that others import
+            from, once more.
         peak_alive_tokens: most computed tokens on a replica that wait for their backward at once; with
             everything kept, these are the activations in memory.
     """
@@ -32,6 +34,7 @@ class WorkReport:
     replica_range: float
     microbatch_spread: float
     step_cost: float
+    second_forward_cost: float
     peak_alive_tokens: int
 
 
@@ -45,11 +48,8 @@ def work_report(bundle: PlanBundle) -> WorkReport:
     for d in range(bundle.dp):
         mine = cost[consumer & (units.replica == d)]
         spreads.append(float(mine.std() / mine.mean()))
-    place = np.where(consumer, units.slot, int(units.slot.max()) + 1 + units.window)
-    slowest = np.zeros((2, int(place.max()) + 1))
-    np.maximum.at(slowest[0], place, units.cost_forward)
-    np.maximum.at(slowest[1], place, units.cost_backward)
     links = unit_links(bundle)
+    awaited = np.array([len(importers) > 0 for importers in links.importers])
     alive = (
         peak_alive(unit_events(links, bundle.units_of_replica(d).tolist()), units.padded_tokens)
         for d in range(bundle.dp)
@@ -58,9 +58,18 @@ def work_report(bundle: PlanBundle) -> WorkReport:
         replica_balance=float(replicas.mean() / replicas.max()),
         replica_range=relative_range(replicas),
         microbatch_spread=float(np.mean(spreads)),
-        step_cost=float(slowest.sum()),
+        step_cost=_paced_cost(units, units.cost_forward) + _paced_cost(units, units.cost_backward),
+        second_forward_cost=_paced_cost(units, np.where(awaited, units.cost_forward, 0.0)),
         peak_alive_tokens=max(alive),
     )
+
+
+def _paced_cost(units: UnitTable, cost: Float64) -> float:
+    """The sum over slots and windows of their costliest unit."""
+    place = np.where(units.kind == CONSUMER, units.slot, int(units.slot.max()) + 1 + units.window)
+    slowest = np.zeros(int(place.max()) + 1)
+    np.maximum.at(slowest, place, cost)
+    return float(slowest.sum())
 
 
 def relative_range(values: Float64) -> float:

@@ -11,6 +11,7 @@ import pytest
 from harts_core.plan.bundle import CONSUMER, PRODUCER
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.schedule.units import unit_links
 from harts_core.plan.work import relative_range, work_report
 from tests.support import random_sequences, tree_from_sequences
 from tests.unit.plan.plans import random_plan, windowed_plan
@@ -35,6 +36,7 @@ def test_against_plain_sums() -> None:
     assert report.replica_range == pytest.approx((max(work) - min(work)) / statistics.mean(work))
     assert report.microbatch_spread == pytest.approx(statistics.mean(spreads))
     assert report.step_cost == pytest.approx(phi)
+    assert report.second_forward_cost == 0
     assert report.peak_alive_tokens == u.padded_tokens.max()  # nothing is imported: one at a time
 
 
@@ -47,6 +49,7 @@ def test_producers_count_beside_the_microbatches() -> None:
     assert units.kind.tolist() == [PRODUCER, CONSUMER, CONSUMER]
     report = work_report(replace(plan, units=units))
     assert report.step_cost == 24
+    assert report.second_forward_cost == 4  # the producer's
     assert report.microbatch_spread == pytest.approx(0.5)
     assert report.replica_balance == 1
     padded = units.padded_tokens
@@ -57,8 +60,13 @@ def test_chains_keep_their_microbatches_alive() -> None:
     tree = tree_from_sequences(random_sequences(np.random.default_rng(0), num_rows=30))
     plan = plan_tree(tree, PlanOptions(planner="psrl", dp=1, capacity=100))
     assert plan.num_units > 2
-    assert work_report(plan).peak_alive_tokens > 100
-    assert work_report(plan).microbatch_spread < 0.05
+    report, units = work_report(plan), plan.units
+    assert report.peak_alive_tokens > 100
+    assert report.microbatch_spread < 0.05
+    importers = unit_links(plan).importers
+    awaited = [i for i in range(len(units)) if importers[i]]
+    assert 0 < len(awaited) < len(units)
+    assert report.second_forward_cost == pytest.approx(sum(units.cost_forward[awaited]))
 
 
 def test_relative_range() -> None:
