@@ -119,6 +119,7 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
     where, launch = str(options.config), read_launch()
     config = read_config(options.config)
     check_launch(config.parallel, launch, where)
+    check_dispatcher(config.parallel, config.runtime, where)
     model_config = resolve_model_config(config.model, where=where)
     check_dispatcher(config.parallel, config.runtime, where)
     check_model_degrees(config.parallel, model_config, where)

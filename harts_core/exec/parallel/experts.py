@@ -14,7 +14,6 @@ Shape legend: C rows of this rank, R rows that its experts get, E routed experts
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -195,14 +194,6 @@ def _most_rows(rows: Tensor, group: dist.ProcessGroup) -> int:
 
 def _layer_config(config: ModelConfig, dtype: torch.dtype, parallel: ParallelSection) -> TransformerConfig:
     """What the layer and the dispatchers read; expert weights are never split over tensor-parallel ranks."""
-    with warnings.catch_warnings():  # of Megatron-core about its own default
-        warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)
-        return _transformer_config(config, dtype, parallel)
-
-
-def _transformer_config(
-    config: ModelConfig, dtype: torch.dtype, parallel: ParallelSection
-) -> TransformerConfig:
     return TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
