@@ -16,7 +16,8 @@ from tests.architecture.source import PACKAGES, ROOT, imports, module_of, name_o
 HEAVY = {"torch", "megatron", "fla", "transformers", "triton", "safetensors"}
 BASE = tuple(f"harts_core.{name}" for name in ("distribution", "errors", "files", "headers", "progress"))
 BUNDLE = tuple(
-    f"harts_core.plan.{name}" for name in ("bundle", "bundle_file", "cache_policy", "schedule", "validate")
+    f"harts_core.plan.{name}"
+    for name in ("bundle", "bundle_file", "cache_policy", "recompute", "schedule", "validate")
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "harts_core.trees": (*BASE, "harts_core.trees"),
