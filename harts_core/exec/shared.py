@@ -1,7 +1,7 @@
 """Which rows a unit hands to later ones, and how these read them out of its blocks.
 
 Importers read a block's values detached; their backwards add into its gradient
-(``harts_core.exec.blocks``), so that nothing depends on how many importers there are.
+(``harts_core.exec.live_blocks``), so that nothing depends on how many importers there are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from harts_core.exec.model.interface import TABLES, ExportRows, LayerInterface, Table
 
 if TYPE_CHECKING:
-    from harts_core.exec.blocks import LiveBlock, UnitExport
     from harts_core.exec.layout import UnitLayout
+    from harts_core.exec.live_blocks import LiveBlock, UnitExport
 
 Int64 = npt.NDArray[np.int64]
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from harts_core.exec.blocks import BlockManager, CacheSettings, UnitExport
+from harts_core.exec.blocks import BlockManager, CacheSettings
 from harts_core.exec.config import LinearCalls
 from harts_core.exec.layout import UnitLayout, build_unit_layout
+from harts_core.exec.live_blocks import UnitExport
 from harts_core.exec.model.decoder import HybridModel, UnitOutput
 from harts_core.exec.model.moe import Routing
 from harts_core.exec.parallel.unit_pipe import Transfers, UnitPipe
@@ -259,6 +260,7 @@ class UnitExecutor:
             gradients.append(torch.ones_like(live.loss))
         if live.export is not None:
             edges, gathered = live.export.gradient_roots()
+            live.export.drop_gradients()
             roots += edges
             gradients += gathered
         if live.hidden is not None:

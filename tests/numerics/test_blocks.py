@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from harts_core.exec.blocks import CacheSettings
+from harts_core.exec.blocks import BlockManager, CacheSettings
 from harts_core.exec.config import OptimizerSection
+from harts_core.exec.live_blocks import LiveBlock
 from harts_core.exec.logprob import tree_logprobs
 from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.trainer import Trainer
@@ -90,6 +92,25 @@ def test_a_budget_gives_the_same_bits(plan: str, dtype: torch.dtype, recompute: 
         if plan == "nested" or recompute != "none":  # a chain's pass may need all that is there
             assert limited.cache.offloaded_bytes > 0
             assert limited.cache.peak_bytes < counts.cache.peak_bytes
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_narrow_gradients_have_the_same_bits(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every gradient had the state dtype for all its life, for fewer bytes."""
+    bundle = PLANS[plan]
+    _, want, counts = train(bundle, CacheSettings(), dtype=torch.bfloat16)
+    store = BlockManager._store_block
+
+    def store_wide(self: BlockManager, *arguments: Any) -> LiveBlock:
+        live = store(self, *arguments)
+        live.dtypes = (torch.float32,) * len(live.dtypes)
+        return live
+
+    monkeypatch.setattr(BlockManager, "_store_block", store_wide)
+    _, found, wide = train(bundle, CacheSettings(), dtype=torch.bfloat16)
+    assert counts.cache.peak_bytes < wide.cache.peak_bytes
+    assert counts.cache.allocated_bytes < wide.cache.allocated_bytes
+    assert all(torch.equal(found[name], gradient) for name, gradient in want.items())
 
 
 @pytest.mark.parametrize("size", [1, 16])

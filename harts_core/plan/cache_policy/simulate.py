@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harts_core.plan.cache_policy.trace import CacheTrace
@@ -17,7 +17,7 @@ class CacheCounters:
     """What happened in a cache; execution measures the same on real tensors.
 
     Attributes:
-        allocated_bytes: of all objects that were made.
+        allocated_bytes: of all objects that were made, at their largest.
         peak_bytes: the most in fast memory during a pass.
         hit_bytes: read by passes that found them in fast memory.
         miss_bytes: read by passes that had to bring them in first.
@@ -50,6 +50,8 @@ class PassActions:
         fetch: brought in before it, because it reads them.
         prefetch: brought in before it, because the next pass reads them.
         create: made by it.
+        widen: larger from it on.
+        narrow: smaller after it.
         free: dropped after it.
     """
 
@@ -57,6 +59,8 @@ class PassActions:
     fetch: tuple[int, ...]
     prefetch: tuple[int, ...]
     create: tuple[int, ...]
+    widen: tuple[int, ...]
+    narrow: tuple[int, ...]
     free: tuple[int, ...]
 
 
@@ -77,7 +81,7 @@ class CacheRun:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """Where everything is during the simulation."""
+    """Where everything is during the simulation, and how large."""
 
     trace: CacheTrace
     budget: int
@@ -87,12 +91,26 @@ class _State:
     used: int = 0
     host_bytes: int = 0
     done: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
     counters: CacheCounters = field(default_factory=CacheCounters)
 
     def next_use(self, i: int) -> int:
         """The first pass not yet over that needs the object."""
         uses = self.trace.objects[i].uses
         return uses[self.done[i]] if self.done[i] < len(uses) else NEVER
+
+    def next_size(self, i: int) -> int:
+        """The object's size in that pass."""
+        return self.trace.objects[i].sizes[self.done[i]]
+
+    def total(self, objects: Iterable[int]) -> int:
+        """Bytes of some objects."""
+        return sum(self.size[i] for i in objects)
+
+    def resize(self, i: int) -> None:
+        """Give an object in fast memory its size in the next pass that needs it."""
+        self.used += self.next_size(i) - self.size[i]
+        self.size[i] = self.next_size(i)
 
     def last_use(self, i: int) -> int:
         """The last pass that used the object."""
@@ -103,7 +121,7 @@ class _State:
 
     def bring_in(self, i: int) -> None:
         """Make or move the object into fast memory."""
-        size = self.trace.objects[i].num_bytes
+        size = self.size[i]
         if i in self.host:
             self.host.remove(i)
             self.host_bytes -= size
@@ -118,7 +136,7 @@ class _State:
         for i in sorted(self.resident - keep, key=self._eviction_rank):
             if self.used + incoming <= self.budget:
                 break
-            size = self.trace.objects[i].num_bytes
+            size = self.size[i]
             if not size:
                 continue
             self.resident.remove(i)
@@ -147,15 +165,17 @@ def simulate(
     """
     state = _State(trace=trace, budget=NEVER if budget is None else budget, eviction=eviction)
     state.done = [0] * len(trace.objects)
+    state.size = [item.sizes[0] for item in trace.objects]
     needed: list[list[int]] = [[] for _ in range(len(trace.passes) + 1)]
     for i, item in enumerate(trace.objects):
         for use in item.uses:
             needed[use].append(i)
     actions, resident, host = [], [], []
     for t in range(len(trace.passes)):
-        actions.append(_run_pass(state, t, needed[t], needed[t + 1], release=release))
-        resident.append(state.used + _size(trace, actions[-1].free))
+        moved = _begin_pass(state, needed[t], needed[t + 1])
+        resident.append(state.used)
         host.append(state.host_bytes)
+        actions.append(_end_pass(state, moved, needed[t], release=release))
     return CacheRun(
         actions=tuple(actions),
         resident_bytes=tuple(resident),
@@ -164,45 +184,57 @@ def simulate(
     )
 
 
-def _run_pass(state: _State, t: int, now: list[int], soon: list[int], *, release: bool) -> PassActions:
-    trace, counters = state.trace, state.counters
+def _begin_pass(state: _State, now: list[int], soon: list[int]) -> PassActions:
+    """Everything up to the end of a pass; what changes after it is still missing in the actions."""
+    counters = state.counters
     create = [i for i in now if not state.done[i]]
     fetch = [i for i in now if i in state.host]
     read = [i for i in now if state.done[i]]
-    counters.hit_bytes += _size(trace, read) - _size(trace, fetch)
-    counters.miss_bytes += _size(trace, fetch)
-    counters.allocated_bytes += _size(trace, create)
-    offload = state.make_room(_size(trace, fetch) + _size(trace, create), set(now))
+    widen = [i for i in read if state.next_size(i) > state.size[i]]
+    growth = sum(state.next_size(i) - state.size[i] for i in widen)
+    counters.hit_bytes += state.total(read) - state.total(fetch)
+    counters.miss_bytes += state.total(fetch)
+    counters.allocated_bytes += state.total(create) + growth
+    offload = state.make_room(state.total(fetch) + state.total(create) + growth, set(now))
     for i in (*fetch, *create):
         state.bring_in(i)
+    for i in widen:
+        state.resize(i)
     prefetch = []
     for i in soon:
-        size = trace.objects[i].num_bytes
         if i not in state.host or i in offload:
             continue
-        offload += state.make_room(size, {*now, *soon})
-        if state.used + size > state.budget:
+        offload += state.make_room(state.size[i], {*now, *soon})
+        if state.used + state.size[i] > state.budget:
             break
         state.bring_in(i)
-        counters.prefetched_bytes += size
+        counters.prefetched_bytes += state.size[i]
         prefetch.append(i)
     counters.peak_bytes = max(counters.peak_bytes, state.used)
     counters.over_budget_bytes = max(counters.over_budget_bytes, state.used - state.budget)
-    free = []
-    for i in now:
-        state.done[i] += 1
-        if release and state.next_use(i) == NEVER:
-            state.resident.remove(i)
-            state.used -= trace.objects[i].num_bytes
-            free.append(i)
     return PassActions(
         offload=tuple(offload),
         fetch=tuple(fetch),
         prefetch=tuple(prefetch),
         create=tuple(create),
-        free=tuple(free),
+        widen=tuple(widen),
+        narrow=(),
+        free=(),
     )
 
 
-def _size(trace: CacheTrace, objects: Iterable[int]) -> int:
-    return sum(trace.objects[i].num_bytes for i in objects)
+def _end_pass(state: _State, moved: PassActions, now: list[int], *, release: bool) -> PassActions:
+    """Release after a pass what will not be read again, and what will be in a smaller form."""
+    free, narrow = [], []
+    for i in now:
+        state.done[i] += 1
+        if not release:
+            continue
+        if state.next_use(i) == NEVER:
+            state.resident.remove(i)
+            state.used -= state.size[i]
+            free.append(i)
+        elif state.next_size(i) < state.size[i]:
+            state.resize(i)
+            narrow.append(i)
+    return replace(moved, narrow=tuple(narrow), free=tuple(free))

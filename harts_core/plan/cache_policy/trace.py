@@ -3,7 +3,8 @@
 A block's values come into being in its owner's forward and are read by its readers' forwards, first and
 second (``recompute`` events), and again by their backwards where these run every layer again. Its gradient
 comes into being in the first reader's backward, every reader's backward adds to it, and the owner's backward
-starts from it.
+starts from it. Sums need the state dtype, what is not yet a sum or no more added to does not: the gradient is
+as narrow as the values outside the backwards of the second to the last reader.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ class CacheObject:
     Attributes:
         block: index of its block.
         gradient: the block's gradient; otherwise its values.
-        num_bytes: its size.
         uses: passes that need it, increasing; the first makes it.
+        sizes: bytes in each of these passes. Between two of them it has the smaller of their sizes.
     """
 
     block: int
     gradient: bool
-    num_bytes: int
     uses: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The most that it needs."""
+        return max(self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +68,7 @@ def cache_trace(
 
     Args:
         blocks: of the plan.
-        sizes: bytes of the values and of the gradient of each block (``block_sizes``).
+        sizes: bytes of the values and of the gradient in the state dtype of each block (``block_sizes``).
         events: of one process, in order, with every unit that imports from another one among them. Without
             backwards (a forward-only pass) there are no gradients.
         reread: whether backwards read the values again, because they run every layer again.
@@ -77,17 +83,20 @@ def cache_trace(
         backwards = [at[k] for unit in block.readers if (k := ("backward", unit)) in at]
         again = [at[k] for unit in block.readers if (k := ("recompute", unit)) in at]
         reads = sorted(forwards + again + (backwards if reread else []))
-        objects.append(CacheObject(block=i, gradient=False, num_bytes=value_bytes, uses=tuple(reads)))
+        sizes_read = (value_bytes,) * len(reads)
+        objects.append(CacheObject(block=i, gradient=False, uses=tuple(reads), sizes=sizes_read))
         if backwards:
             uses = (*sorted(backwards), at["backward", block.owner])
-            objects.append(CacheObject(block=i, gradient=True, num_bytes=gradient_bytes, uses=uses))
+            narrow = min(value_bytes, gradient_bytes)
+            added = (narrow, *(gradient_bytes,) * (len(backwards) - 1), narrow)
+            objects.append(CacheObject(block=i, gradient=True, uses=uses, sizes=added))
     return CacheTrace(passes=passes, objects=tuple(objects))
 
 
 def block_sizes(
     bundle: PlanBundle, blocks: CacheBlocks, row_bytes: RowBytes, tree: RolloutTree | None
 ) -> list[tuple[int, int]]:
-    """Bytes of the values and of the gradient of every block.
+    """Bytes of the values and of the gradient (in the state dtype) of every block.
 
     Keys and values have room for all allocated tokens; of the other tables a block has the rows of its own
     tokens that some unit reads.

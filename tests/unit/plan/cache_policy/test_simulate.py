@@ -17,7 +17,7 @@ def trace_of(*objects: tuple[int, tuple[int, ...]]) -> CacheTrace:
     return CacheTrace(
         passes=tuple(Event(kind="forward", unit=t) for t in range(passes)),
         objects=tuple(
-            CacheObject(block=i, gradient=False, num_bytes=size, uses=uses)
+            CacheObject(block=i, gradient=False, uses=uses, sizes=(size,) * len(uses))
             for i, (size, uses) in enumerate(objects)
         ),
     )
@@ -31,6 +31,20 @@ def test_just_in_time_and_no_release() -> None:
     assert simulate(trace, release=False).resident_bytes == (4, 6, 9, 9)
     assert run.counters.hit_bytes == 4 + 2 + 3
     assert run.counters.allocated_bytes == 9
+
+
+def test_sizes_change_with_the_passes() -> None:
+    """A sum is wide while it is added to; without release it stays as wide as it has been."""
+    uses = (0, 2, 4, 6)
+    item = CacheObject(block=0, gradient=True, uses=uses, sizes=(2, 4, 4, 2))
+    trace = CacheTrace(passes=trace_of((1, (0, 6))).passes, objects=(item,))
+    run = simulate(trace)
+    assert run.resident_bytes == (2, 2, 4, 4, 4, 2, 2)
+    assert [t for t, a in enumerate(run.actions) if a.widen] == [2]
+    assert [t for t, a in enumerate(run.actions) if a.narrow] == [4]
+    assert (run.counters.allocated_bytes, run.counters.hit_bytes) == (4, 2 + 4 + 2)
+    assert simulate(trace, release=False).resident_bytes == (2, 2, 4, 4, 4, 4, 4)
+    assert item.num_bytes == trace.total_bytes == 4
 
 
 def test_farthest_next_use_goes_first_and_comes_back_early() -> None:
@@ -61,7 +75,7 @@ def test_one_pass_may_need_more_than_the_budget() -> None:
 
 
 FUTURES = st.lists(
-    st.tuples(st.integers(0, 9), st.lists(st.integers(0, 12), min_size=1, max_size=5, unique=True)),
+    st.dictionaries(st.integers(0, 12), st.integers(0, 9), min_size=1, max_size=5),  # pass to size in it
     min_size=1,
     max_size=10,
 )
@@ -69,8 +83,13 @@ FUTURES = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(FUTURES, st.integers(0, 40), st.sampled_from(["farthest", "lru"]))
-def test_actions_replayed(future: list[tuple[int, list[int]]], budget: int, eviction: str) -> None:
-    trace = trace_of(*((size, tuple(sorted(uses))) for size, uses in future))
+def test_actions_replayed(future: list[dict[int, int]], budget: int, eviction: str) -> None:
+    objects = [
+        CacheObject(block=i, gradient=False, uses=tuple(sorted(f)), sizes=tuple(f[t] for t in sorted(f)))
+        for i, f in enumerate(future)
+    ]
+    passes = trace_of(*((0, item.uses) for item in objects)).passes
+    trace = CacheTrace(passes=passes, objects=tuple(objects))
     run = simulate(trace, budget=budget, eviction=eviction)  # type: ignore[arg-type]
     check_replay(trace, run, budget)
     free = simulate(trace)
@@ -80,7 +99,7 @@ def test_actions_replayed(future: list[tuple[int, list[int]]], budget: int, evic
 
 
 def check_replay(trace: CacheTrace, run: CacheRun, budget: int) -> None:
-    size = [o.num_bytes for o in trace.objects]
+    size = [o.sizes[0] for o in trace.objects]
     fast: set[int] = set()
     host: set[int] = set()
     offloaded = missed = 0
@@ -94,6 +113,10 @@ def check_replay(trace: CacheTrace, run: CacheRun, budget: int) -> None:
         assert arriving <= host
         fast, host = fast | arriving | set(act.create), host - arriving
         assert need <= fast
+        in_pass = {i: o.sizes[o.uses.index(t)] for i, o in enumerate(trace.objects) if t in o.uses}
+        assert set(act.widen) == {i for i in need if in_pass[i] > size[i]}
+        for i in act.widen:
+            size[i] = in_pass[i]
         assert all(trace.objects[i].uses[0] == t for i in act.create)
         used = sum(size[i] for i in fast)
         assert run.resident_bytes[t] == used
@@ -102,6 +125,11 @@ def check_replay(trace: CacheTrace, run: CacheRun, budget: int) -> None:
         assert all(t + 1 in trace.objects[i].uses for i in act.prefetch)
         assert set(act.free) == {i for i in fast if trace.objects[i].uses[-1] == t}
         fast -= set(act.free)
+        for i in act.narrow:
+            assert i in need - set(act.free)
+            size[i] = trace.objects[i].sizes[trace.objects[i].uses.index(t) + 1]
+        for i in need - set(act.free):
+            assert size[i] <= trace.objects[i].sizes[trace.objects[i].uses.index(t) + 1]
     assert not fast | host
     assert run.counters.offloaded_bytes == offloaded
     assert run.counters.miss_bytes == missed
