@@ -2,11 +2,13 @@
 
 Each line is a process of its own. After the model, the optimizer and the plan are in memory and one unit of
 one sequence has run, the kernel's peak counter is reset; the line shows how far resident memory rose above
-that while one step ran (gradients included, which are the same for all). Beside it: the most bytes that
-interfaces between units held, and the step's loss.
+that while one step ran (gradients included, which are the same for all). Beside it: the most tokens whose
+graphs were alive, the most bytes that blocks of interfaces held, the bytes moved out of the memory that the
+budget limits (on a CPU they stay in the process), forwards run, and the step's loss and gradient norm.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --workload step --preset cpu-bench --shorter 8
+    python benchmarks/memory.py --planners psrl --recompute none layer unit unit+layer --budget-share 0.5
 
 Linux only. ``MALLOC_MMAP_THRESHOLD_`` is set, so that freed tensors go back to the system at once.
 """
@@ -20,11 +22,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from workloads import shortened_workload
 
+from harts_core.exec.blocks import CacheSettings
 from harts_core.exec.config import OptimizerSection
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
@@ -33,6 +38,9 @@ from harts_core.exec.optimizer import Optimizer
 from harts_core.exec.trainer import Trainer
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.recompute import Recompute
+from harts_core.plan.schedule.second_forwards import peak_graphs, with_second_forwards
+from harts_core.plan.schedule.units import unit_events, unit_links
 
 PLANNERS = ("expanded", "harts-l1", "harts")
 MIB = 1 << 20
@@ -53,7 +61,7 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, object]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """One step of one planner in this process."""
     torch.set_num_threads(1)
     config = PRESETS[arguments.preset]
@@ -66,30 +74,59 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     )
     capacity = arguments.capacity or 65_536 // arguments.shorter
     bundle = plan_tree(
-        tree, PlanOptions(dp=1, capacity=capacity, chunk=arguments.chunk, planner=arguments.planner)
+        tree,
+        PlanOptions(
+            dp=1,
+            capacity=capacity,
+            chunk=arguments.chunk,
+            planner=arguments.planner,
+            on_too_long=arguments.on_too_long,
+        ),
     )
+    (recompute,) = arguments.recompute
     model = HybridModel(config, dtype=torch.float32, seed=0)
     optimizer = Optimizer(model.named_parameters(), OptimizerSection(learning_rate=0.0))
-    trainer = Trainer(model, Grpo(), optimizer, recompute=arguments.recompute)
+    trainer = Trainer(
+        model, Grpo(), optimizer, recompute=recompute, cache=CacheSettings(budget_bytes=arguments.budget)
+    )
     data = trainer.prepare(bundle, tree)
     small = torch.zeros(1, requires_grad=True)
     torch.utils.checkpoint.checkpoint(torch.neg, small, use_reentrant=False).backward()  # imports
     reset_peak()
     before = resident_bytes("VmRSS")
+    seconds = time.process_time()
     metrics = trainer.step_on(data)
+    seconds = time.process_time() - seconds
+    events = unit_events(unit_links(bundle), bundle.units_of_replica(0).tolist())
+    events = with_second_forwards(events, recompute)
     return {
         "planner": arguments.planner,
-        "recompute": arguments.recompute,
+        "recompute": recompute,
+        "budget": arguments.budget,
         "capacity": capacity,
         "original_tokens": metrics.original_tokens,
         "computed_tokens": metrics.compact_tokens,
         "units": metrics.units,
         "windows": len(bundle.windows),
+        "forwards": sum(event.kind in ("forward", "recompute") for event in events),
+        "graph_tokens": peak_graphs(events, bundle.units.padded_tokens),
         "peak_bytes": resident_bytes("VmHWM") - before,
         "interface_bytes": metrics.interface_bytes,
+        "offloaded_bytes": metrics.cache_offloaded_bytes,
+        "cpu_s": seconds,
         "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         "loss": metrics.loss,
+        "grad_norm": metrics.grad_norm,
     }
+
+
+def measure_apart(options: list[str]) -> dict[str, Any]:
+    """The same in a process of its own; ``options`` are added to this process's."""
+    shared = [a for a in sys.argv[1:] if a != "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "524288"}
+    command = [sys.executable, __file__, *shared, *options]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return dict(json.loads(done.stdout))
 
 
 def main() -> None:
@@ -102,20 +139,26 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, help="default: 65,536 divided by --shorter")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--planner", choices=PLANNERS, help="measure in this process, print JSON")
-    parser.add_argument("--recompute", default="none", choices=("none", "layer"))
+    parser.add_argument("--on-too-long", default="error", choices=("error", "split"))
+    parser.add_argument("--planners", nargs="+", default=PLANNERS)
+    parser.add_argument("--recompute", nargs="+", default=["none", "layer"], choices=get_args(Recompute))
+    parser.add_argument(
+        "--budget-share", type=float, help="also with a budget of this share of the blocks' peak"
+    )
+    parser.add_argument("--planner", help="measure one planner and recompute in this process, print JSON")
+    parser.add_argument("--budget", type=int, help="with --planner")
     arguments = parser.parse_args()
     if arguments.planner:
         json.dump(measure(arguments), sys.stdout)
         return
-    shared = [a for a in sys.argv[1:] if a != "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "524288"}
     records = []
-    for recompute in ("none", "layer"):
-        for planner in PLANNERS:
-            command = [sys.executable, __file__, *shared, "--planner", planner, "--recompute", recompute]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-            records.append(json.loads(done.stdout))
+    for recompute in arguments.recompute:
+        for planner in arguments.planners:
+            one = ["--planner", planner, "--recompute", recompute]
+            records.append(measure_apart(one))
+            peak = records[-1]["interface_bytes"]
+            if arguments.budget_share and peak:
+                records.append(measure_apart([*one, "--budget", str(int(arguments.budget_share * peak))]))
     if arguments.json:
         json.dump(records, sys.stdout, indent=2)
         return
@@ -126,9 +169,12 @@ def main() -> None:
     )
     for r in records:
         print(
-            f"  recompute {r['recompute']:<6} {r['planner']:<9} {r['computed_tokens']:>8,} tokens computed  "
-            f"{r['units']:>3} units  {r['windows']:>2} windows  peak {r['peak_bytes'] / MIB:8.1f} MiB  "
-            f"interfaces {r['interface_bytes'] / MIB:7.1f} MiB  loss {r['loss']:.7g}"
+            f"  recompute {r['recompute']:<10} {r['planner']:<9}{' budget' if r['budget'] else '       '} "
+            f"{r['computed_tokens']:>8,} tokens computed  {r['units']:>3} units  {r['windows']:>2} windows  "
+            f"{r['forwards']:>3} forwards  graphs of {r['graph_tokens']:>7,} tokens  "
+            f"peak {r['peak_bytes'] / MIB:8.1f} MiB  blocks {r['interface_bytes'] / MIB:7.1f} MiB  "
+            f"offloaded {r['offloaded_bytes'] / MIB:7.1f} MiB  {r['cpu_s']:5.1f} s  "
+            f"loss {r['loss']:.9g}  |g| {r['grad_norm']:.17g}"
         )
 
 
