@@ -69,6 +69,29 @@ def test_logprob_writes_what_one_process_does(folder: Path) -> None:
         np.testing.assert_allclose(found.values, expected.values, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
+def test_weights_come_from_a_checkpoint_in_parts(folder: Path) -> None:
+    """Of replicas that trained a step, read by pipeline stages and by one process."""
+    files = ["--tree", str(folder / "tree.arrow"), "--config", str(folder / "replicas.toml")]
+    arguments = ["train", str(folder / "plan"), *files, "--out", str(folder / "run")]
+    codes = run(["-m", "harts_cli.main", *arguments], 2, folder=folder)
+    assert codes == [0, 0], logs(folder)
+    checkpoint = ["--checkpoint", str(folder / "run" / "checkpoints" / "step-000001")]
+    initial = run_harts(*logprob(folder, "one"))
+    before = read_tree(folder / "one.arrow").old_logprobs
+    alone = run_harts(*logprob(folder, "one"), *checkpoint)
+    after = read_tree(folder / "one.arrow").old_logprobs
+    assert (initial.returncode, alone.returncode) == (0, 0), alone.stderr
+    codes = run(["-m", "harts_cli.main", *logprob(folder, "pipeline"), *checkpoint], 2, folder=folder)
+    assert codes == [0, 0], logs(folder)
+    found = read_tree(folder / "pipeline.arrow").old_logprobs
+    assert before is not None
+    assert after is not None
+    assert found is not None
+    np.testing.assert_allclose(found.values, after.values, rtol=1e-5, atol=0)
+    assert np.abs(after.values - before.values).max() > 1e-3
+
+
 def test_calibrate_times_the_layout(folder: Path) -> None:
     for layout, text in LAYOUTS.items():
         cost = folder / f"{layout}-cost.toml"
