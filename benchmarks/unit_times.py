@@ -82,9 +82,14 @@ def run_step(model: HybridModel, step: Step) -> StepRun:
 
 
 def alternate(model: HybridModel, steps: Mapping[str, Step], repeats: int) -> dict[str, list[StepRun]]:
-    """All steps in turn, ``repeats`` times, so that what else the machine does meets all alike."""
+    """All steps in turn, ``repeats`` times, every time from another one on.
+
+    So what else the machine does, and what the step before leaves in caches, meets all alike.
+    """
     runs: dict[str, list[StepRun]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            runs[name].append(run_step(model, step))
+    names = list(steps)
+    for repeat in range(repeats):
+        first = repeat * len(names) // repeats
+        for name in names[first:] + names[:first]:
+            runs[name].append(run_step(model, steps[name]))
     return runs
