@@ -51,6 +51,20 @@ TWO = {
     "pp2, chain": Case(parallel={"pp": 2}, chain=True),
     "dp2 ep2, float32": Case(parallel={"dp": 2, "ep": 2}, dtype="float32"),
 }
+AGAIN = {
+    "pp2, units again": Case(parallel={"pp": 2}, slots=6, replicas=1, recompute="unit"),
+    "pp2, non-overlapping, units again": Case(
+        parallel={"pp": 2, "schedule": "non-overlapping"}, slots=6, replicas=1, recompute="unit"
+    ),
+    "pp2, backward-first, units again": Case(
+        parallel={"pp": 2, "schedule": "backward-first"}, slots=6, replicas=1, recompute="unit+layer"
+    ),
+    "pp2, chain, units again": Case(parallel={"pp": 2}, chain=True, recompute="unit"),
+    "dp2 ep2, units again": Case(parallel={"dp": 2, "ep": 2}, slots=4, recompute="unit", seed=1),
+    "dp2 ep2, chain, units again": Case(parallel={"dp": 2, "ep": 2}, chain=True, recompute="unit", seed=3),
+}
+"""Whole units are recomputed."""
+TWO |= AGAIN
 """By name; all run on two processes."""
 
 FOUR = {
@@ -69,6 +83,7 @@ FOUR = {
         parallel={"pp": 4, "schedule": "backward-first"}, slots=8, replicas=1, seed=1
     ),
     "pp2 dp2 ep2, four slots": Case(parallel={"pp": 2, "dp": 2, "ep": 2}, slots=4, seed=2),
+    "pp2 dp2 ep2, units again": Case(parallel={"pp": 2, "dp": 2, "ep": 2}, slots=4, recompute="unit"),
     "pp2 tp2, dense": Case(parallel={"pp": 2, "tp": 2}, model="dense", dtype="float32"),
 }
 EIGHT = {
