@@ -1,4 +1,4 @@
-"""Sharded checkpoints in one process: as exact as whole ones, exported to the same bytes, refused when damaged."""
+"""Sharded checkpoints in one process: exact, exported to the bytes of whole ones, refused when damaged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_resumed_runs_and_other_formats_give_the_same_bytes(tmp_path: Path, dtyp
         exported = export_weights(source, tmp_path / name)
         assert (exported.step, exported.dtype) == (3, dtype)
         found = contents(tmp_path / name)
-        assert found == {key: (Path(whole) / key).read_bytes() for key in ("config.json", "model.safetensors")}
+        assert found == {
+            key: (Path(whole) / key).read_bytes() for key in ("config.json", "model.safetensors")
+        }
 
 
 def with_extra_layer(source: Path, target: Path) -> None:
@@ -201,6 +203,31 @@ def test_the_command_writes_a_new_folder_only(tmp_path: Path) -> None:
         assert message in result.stderr
     result = run_harts("export-weights", tmp_path, "-o", tmp_path / "other")
     assert (result.returncode, "not a checkpoint of a run" in result.stderr) == (3, True)
+    (path / "config.json").write_bytes((path / "config.json").read_bytes() + b"\n")
     with pytest.raises(CorruptFileError, match="does not match its hash"):
-        (path / "config.json").write_bytes((path / "config.json").read_bytes() + b"\n")
         export_weights(path, tmp_path / "other")
+
+
+def test_log_probs_of_either_format(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    configure(tmp_path, "sharded")
+    path = train(tmp_path, "run", steps=1).checkpoint
+    export_weights(path, tmp_path / "hf")
+    hashes = []
+    for source in (path, tmp_path / "hf"):
+        files = (
+            "--tree",
+            tmp_path / "tree.arrow",
+            "--config",
+            tmp_path / "train.toml",
+            "--checkpoint",
+            source,
+        )
+        output = tmp_path / f"{source.name}.arrow"
+        result = run_harts("logprob", tmp_path / "shared", *files, "-o", output, "--as", "old", "--json")
+        assert result.returncode == 0, result.stderr
+        hashes.append(json.loads(result.stdout)["content_sha256"])
+    assert hashes[0] == hashes[1]
+    (path / "common.pt").write_bytes(b"")
+    result = run_harts("logprob", tmp_path / "shared", *files[:-1], path, "-o", output, "--as", "old")
+    assert (result.returncode, "does not match its hash" in result.stderr) == (3, True)
