@@ -188,7 +188,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     launch = read_launch()
-    parallel = ParallelSection(pp=launch.world_size)
+    parallel = ParallelSection(pp=launch.world_size, timeout_s=7200)  # however busy the machine is
     with join_job(parallel, launch, "cpu") as job:
         assert job.groups is not None, "start it with torchrun, two processes or more"
         made = [make_plans(arguments, parallel.pp) if launch.is_main else None]
