@@ -17,6 +17,7 @@ from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.windows import UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
 from harts_core.plan.cache_policy.simulate import CacheCounters
+from harts_core.plan.recompute import Recompute
 from harts_core.plan.schedule.units import unit_events, unit_links
 from harts_core.trees.rollout_tree import RolloutTree
 
@@ -32,11 +33,13 @@ class Step:
         bundle: the plan.
         tree: its rollout tree.
         cache: how blocks are kept.
+        recompute: activations to compute again.
     """
 
     bundle: PlanBundle
     tree: RolloutTree
     cache: CacheSettings = ADAPTIVE
+    recompute: Recompute = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,20 @@ def run_step(model: HybridModel, step: Step) -> StepRun:
     bundle, links = step.bundle, unit_links(step.bundle)
     events = [unit_events(links, bundle.units_of_replica(d).tolist()) for d in range(bundle.dp)]
     workers = [
-        UnitExecutor(model, bundle, step.tree, loss, mine, links=links, cache=step.cache) for mine in events
+        UnitExecutor(
+            model,
+            bundle,
+            step.tree,
+            loss,
+            mine,
+            links=links,
+            cache=step.cache,
+            recompute=step.recompute,
+        )
+        for mine in events
     ]
     seconds = np.zeros(bundle.dp)
-    for turn in itertools.zip_longest(*events):
+    for turn in itertools.zip_longest(*(worker.events for worker in workers)):
         for worker, event in enumerate(turn):
             if event is not None:
                 start = time.process_time()

@@ -11,7 +11,8 @@ import pytest
 from harts_core.plan.bundle import CONSUMER, PRODUCER
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
-from harts_core.plan.schedule.units import unit_links
+from harts_core.plan.schedule.second_forwards import with_second_forwards
+from harts_core.plan.schedule.units import unit_events, unit_links
 from harts_core.plan.work import relative_range, work_report
 from tests.support import random_sequences, tree_from_sequences
 from tests.unit.plan.plans import random_plan, windowed_plan
@@ -67,6 +68,8 @@ def test_chains_keep_their_microbatches_alive() -> None:
     awaited = [i for i in range(len(units)) if importers[i]]
     assert 0 < len(awaited) < len(units)
     assert report.second_forward_cost == pytest.approx(sum(units.cost_forward[awaited]))
+    events = with_second_forwards(unit_events(unit_links(plan), range(plan.num_units)), "unit")
+    assert awaited == sorted(event.unit for event in events if event.kind == "recompute")
 
 
 def test_relative_range() -> None:
