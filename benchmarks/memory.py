@@ -4,7 +4,8 @@ Each line is a process of its own. After the model, the optimizer and the plan a
 one sequence has run, the kernel's peak counter is reset; the line shows how far resident memory rose above
 that while one step ran (gradients included, which are the same for all). Beside it: the most tokens whose
 graphs were alive, the most bytes that blocks of interfaces held, the bytes moved out of the memory that the
-budget limits (on a CPU they stay in the process), forwards run, and the step's loss and gradient norm.
+budget limits (on a CPU they stay in the process), forwards run, operations, and the step's loss and gradient
+norm.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --workload step --preset cpu-bench --shorter 8
@@ -31,6 +32,8 @@ from workloads import shortened_workload
 
 from harts_core.exec.blocks import CacheSettings
 from harts_core.exec.config import OptimizerSection
+from harts_core.exec.flops import step_flops, unit_flops
+from harts_core.exec.layout import build_unit_layout
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.objectives import Grpo
@@ -99,6 +102,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = time.process_time() - seconds
     events = unit_events(unit_links(bundle), bundle.units_of_replica(0).tolist())
     events = with_second_forwards(events, recompute)
+    flops = {u: unit_flops(config, build_unit_layout(bundle, tree, u)) for u in range(bundle.num_units)}
     return {
         "planner": arguments.planner,
         "recompute": recompute,
@@ -109,6 +113,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "units": metrics.units,
         "windows": len(bundle.windows),
         "forwards": sum(event.kind in ("forward", "recompute") for event in events),
+        "gflop": step_flops(flops, events, recompute).total / 1e9,
         "graph_tokens": peak_graphs(events, bundle.units.padded_tokens),
         "peak_bytes": resident_bytes("VmHWM") - before,
         "interface_bytes": metrics.interface_bytes,
@@ -173,7 +178,7 @@ def main() -> None:
             f"{r['computed_tokens']:>8,} tokens computed  {r['units']:>3} units  {r['windows']:>2} windows  "
             f"{r['forwards']:>3} forwards  graphs of {r['graph_tokens']:>7,} tokens  "
             f"peak {r['peak_bytes'] / MIB:8.1f} MiB  blocks {r['interface_bytes'] / MIB:7.1f} MiB  "
-            f"offloaded {r['offloaded_bytes'] / MIB:7.1f} MiB  {r['cpu_s']:5.1f} s  "
+            f"offloaded {r['offloaded_bytes'] / MIB:7.1f} MiB  {r['gflop']:6.1f} GFLOP  {r['cpu_s']:5.1f} s  "
             f"loss {r['loss']:.9g}  |g| {r['grad_norm']:.17g}"
         )
 

@@ -8,12 +8,15 @@ they hold and causal pairs once: padding and masked halves that an implementatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from harts_core.exec.layout import UnitLayout
 from harts_core.exec.model.config import ModelConfig
+from harts_core.plan.recompute import Recompute, recomputes_layers
+from harts_core.plan.schedule.units import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,35 @@ def unit_flops(config: ModelConfig, layout: UnitLayout) -> UnitFlops:
         ffn=2.0 * ffn * layout.num_rows,
         head=2.0 * len(layout.head.rows) * config.hidden_size * config.vocab_size,
     )
+
+
+def step_flops(
+    units: Mapping[int, UnitFlops], events: Iterable[Event], recompute: Recompute = "none"
+) -> UnitFlops:
+    """Operations of a training step as it runs, recomputation included.
+
+    A forward that will be run again makes no logits; a backward that runs layers again makes them once.
+
+    Args:
+        units: ``unit_flops`` of each unit.
+        events: what runs, second forwards included (``with_second_forwards``).
+        recompute: of layers.
+    """
+    events = tuple(events)
+    second = {event.unit for event in events if event.kind == "recompute"}
+    total = UnitFlops()
+    for event in events:
+        if event.kind not in ("forward", "recompute", "backward"):
+            continue
+        whole = units[event.unit]
+        layers = replace(whole, head=0.0)
+        if event.kind == "backward":
+            total = total + whole + whole
+            if recomputes_layers(recompute):
+                total += layers
+        else:
+            total += layers if event.kind == "forward" and event.unit in second else whole
+    return total
 
 
 def causal_pairs(layout: UnitLayout) -> int:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from harts_core.exec.flops import UnitFlops, causal_pairs, unit_flops
+from harts_core.exec.flops import UnitFlops, causal_pairs, step_flops, unit_flops
 from harts_core.exec.layout import UnitLayout, build_unit_layout
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
+from harts_core.plan.schedule.second_forwards import with_second_forwards
+from harts_core.plan.schedule.units import Event
 from harts_core.trees.rollout_tree import RolloutTree
 from tests.support import random_sequences, tree_from_sequences
 from tests.support_model import simple_bundle
@@ -64,6 +66,22 @@ def test_chunks_count_their_own_tokens(chunk: int) -> None:
             expected += n**3 // 3
     heads, layers = config.num_attention_heads, 3
     assert unit_flops(config, layout).linear_attention == heads * layers * expected
+
+
+def test_a_step_counts_what_runs() -> None:
+    """Unit 0 waits for unit 1: a chain of two."""
+    units = {
+        0: UnitFlops(projection=10.0, head=1.0),
+        1: UnitFlops(projection=100.0, attention=1000.0, head=7.0),
+    }
+    order = [("forward", 0), ("forward", 1), ("backward", 1), ("free", 1), ("backward", 0), ("free", 0)]
+    chain = [Event(kind=kind, unit=unit) for kind, unit in order]  # type: ignore[arg-type]
+    assert step_flops(units, chain).total == 3 * (11 + 1107)
+    assert step_flops(units, chain, "layer").total == 3 * (11 + 1107) + 10 + 1100
+    again = with_second_forwards(chain, "unit")
+    assert step_flops(units, again, "unit").total == 3 * (11 + 1107) + 10
+    assert step_flops(units, again, "unit+layer").total == 3 * (11 + 1107) + 10 + 10 + 1100
+    assert step_flops(units, again, "unit").head == 3 * 8
 
 
 def test_parts_add_up() -> None:
