@@ -17,8 +17,8 @@ several seeds, medians (the least of the seeds in parentheses):
 *Measured*, one worker's share with all lengths divided: original tokens per CPU second of forward and
 backward of a small MoE model, all ways in turn in one process, and their gain over no sharing run by run
 (median, least and most of all seeds and repeats); peak and released as above, measured on the tensors, in
-float32; recomputing as above. Fixed blocks are executed twice: copied, as the runtime keeps them, and computed
-again, on the same rows changed so that they share whole blocks only.
+float32; recomputing as above. Fixed blocks are executed twice: copied, as the runtime keeps them, and
+computed again, on the same rows changed so that they share whole blocks only.
 
     python benchmarks/psrl.py                               # half a CPU hour, most of it measured
     python benchmarks/psrl.py --rows 60 --seeds 0 --measured-rows 0
