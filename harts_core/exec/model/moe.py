@@ -88,6 +88,7 @@ class MoE(nn.Module):
 
     def forward(self, x_CD: Tensor) -> tuple[Tensor, Routing]:
         """[C, D] → [C, D], and the routing."""
+        # in this order, which is Megatron-core's: in bfloat16 the bits of x's gradient depend on it
+        shared = self.shared_experts(x_CD)
         routing: Routing = self.gate(x_CD)
-        routed = self.experts(x_CD, routing.weights, routing.experts)
-        return routed + self.shared_experts(x_CD), routing
+        return self.experts(x_CD, routing.weights, routing.experts) + shared, routing
