@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Ints = tuple[int, ...]
@@ -46,6 +46,17 @@ class Region:
 def whole_region(shape: Ints) -> Region:
     """All of a tensor."""
     return Region((0,) * len(shape), shape)
+
+
+def are_disjoint(regions: Iterable[Region]) -> bool:
+    """Whether no two boxes of a tensor have an element in common."""
+    open_: list[Region] = []  # that reach beyond the first index of the box at hand
+    for region in sorted(regions, key=lambda region: region.start):
+        open_ = [other for other in open_ if other.stop[:1] > region.start[:1]]
+        if any(region.overlap(other) for other in open_):
+            return False
+        open_.append(region)
+    return True
 
 
 def flat_regions(shape: Ints, start: int, stop: int) -> Iterator[Region]:

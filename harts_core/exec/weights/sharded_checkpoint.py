@@ -130,6 +130,8 @@ class ShardedReader:
                 raise ValueError("it is compressed")
             raw.seek(0)
             tensor = torch.load(raw, map_location="cpu", weights_only=True)
+            if tensor.layout != torch.strided or tensor.device.type != "cpu":
+                raise ValueError("it is no plain tensor")
             found = (dtype_name(tensor.dtype), tuple(tensor.shape))
             if found != (info.dtype, chunk.region.shape):
                 raise ValueError(f"it is {found}, not {(info.dtype, chunk.region.shape)}")

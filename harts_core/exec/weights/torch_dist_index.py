@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harts_core.errors import CorruptFileError, DataError
-from harts_core.exec.weights.regions import Ints, Region, whole_region
+from harts_core.exec.weights.regions import Ints, Region, are_disjoint, whole_region
 from harts_core.exec.weights.safetensors_header import ITEM_BYTES, TensorInfo
 
 INDEX = ".metadata"
@@ -158,6 +158,7 @@ def _tensor(
         require(region.numel * ITEM_BYTES[dtype] <= length, f"{file_name} has too few bytes of a part")
         chunks.append(Chunk(region, folder / file_name, offset, length))
     require(len({chunk.region.start for chunk in chunks}) == len(chunks), "two parts begin at one place")
+    require(are_disjoint(c.region for c in chunks), "two parts overlap")
     require(sum(c.region.numel for c in chunks) == whole.numel, "its parts are not the whole tensor")
     return ShardedTensorInfo(
         file=folder / INDEX,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harts_core.exec.weights.regions import Region, flat_regions, whole_region
+from harts_core.exec.weights.regions import Region, are_disjoint, flat_regions, whole_region
 
 
 @given(st.data())
@@ -47,6 +47,18 @@ def test_a_run_in_a_matrix() -> None:
 )
 def test_overlap(a: Region, b: Region, expected: Region | None) -> None:
     assert a.overlap(b) == b.overlap(a) == expected
+
+
+@given(st.data())
+def test_disjoint(data: st.DataObject) -> None:
+    """Against counting the boxes on every element."""
+    dims = data.draw(st.integers(1, 3))
+    numbers = st.tuples(*[st.integers(0, 3)] * dims)
+    boxes = [Region(start, shape) for start, shape in data.draw(st.lists(st.tuples(numbers, numbers)))]
+    covered = np.zeros((7,) * dims, np.int64)
+    for box in boxes:
+        covered[box.slices()] += 1
+    assert are_disjoint(boxes) == (covered.max() <= 1)
 
 
 def test_moved_and_whole() -> None:

@@ -152,8 +152,24 @@ def test_damaged_parts_are_refused(tmp_path: Path) -> None:
 
 
 def test_overlapping_parts_are_refused_when_they_leave_a_hole(tmp_path: Path) -> None:
+    """As many elements as the tensor has, of which two are nowhere."""
     write(tmp_path, _chunk(2, (2, 2), (1, 2)))
-    with pytest.raises(CorruptFileError, match=r"not the whole tensor|cannot be read"):
+    with pytest.raises(CorruptFileError, match="two parts overlap"):
+        read_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.empty(1, 6, device="meta"), torch.zeros(1, 6).to_sparse(), {"m": 1}], ids=type
+)
+def test_a_part_that_is_no_plain_tensor_is_refused(tmp_path: Path, odd: Any) -> None:
+    def replace(metadata: Metadata) -> None:
+        (tmp_path / "odd").write_bytes(b"")
+        torch.save(odd, tmp_path / "odd")
+        place = next(iter(metadata.storage_data.values()))
+        place.relative_path, place.length = "odd", (tmp_path / "odd").stat().st_size
+
+    write(tmp_path, replace)
+    with pytest.raises(CorruptFileError, match="the part at byte 0 cannot be read"):
         ShardedReader(read_index(tmp_path)).read("m")
 
 
