@@ -68,6 +68,7 @@ class StepRouter:
                 transfers=work.transfers,
             )
             for event in events:
+                ranks.at(f"the expert loads, {event.kind} of unit {event.unit}")
                 executor.run(event)
             sums = ranks.sum_router(counting.sums, model.routed_shape)
             load = None if sums is None else sums.load  # a stage of a pipeline may have none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -118,15 +119,17 @@ class ProcessGrid:
 
     def router_metrics(self, sums: RouterSums | None) -> dict[str, float]:
         """Of the layers of all stages."""
+        if sums is not None:  # on the host: a rank may not see the GPU of another
+            sums = replace(sums, counts=sums.counts.cpu(), mass=sums.mass.cpu(), z=sums.z.cpu())
         stages: list[RouterSums | None] = [None] * self.groups.pipeline.size()
         dist.all_gather_object(stages, sums, group=self.groups.pipeline)
         found = [stage for stage in stages if stage is not None]
         if not found:
             return {}
         whole = RouterSums(
-            counts=torch.cat([stage.counts.cpu() for stage in found]),
-            mass=torch.cat([stage.mass.cpu() for stage in found]),
-            z=torch.cat([stage.z.cpu() for stage in found]),
+            counts=torch.cat([stage.counts for stage in found]),
+            mass=torch.cat([stage.mass for stage in found]),
+            z=torch.cat([stage.z for stage in found]),
             tokens=found[0].tokens,
         )
         return whole.metrics()
