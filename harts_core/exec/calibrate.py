@@ -121,7 +121,6 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
     check_launch(config.parallel, launch, where)
     check_dispatcher(config.parallel, config.runtime, where)
     model_config = resolve_model_config(config.model, where=where)
-    check_dispatcher(config.parallel, config.runtime, where)
     check_model_degrees(config.parallel, model_config, where)
     if model_config.vocab_size < ROWS:
         raise ConfigError(f"[model] vocab_size must be at least {ROWS}", where=where)
@@ -157,7 +156,7 @@ def _time_units(
     for done, unit in enumerate(units):
         progress(PHASE, done, len(units))
         job.ranks.at(f"unit {done} of {unit.tokens} tokens")
-        layout = build_unit_layout(unit.bundle, unit.tree, 0)
+        layout = build_unit_layout(unit.bundle, unit.tree, 0, linear_calls=config.runtime.linear_calls)
         timings.append(_time_unit(model, unit, layout, config.runtime, options.repeats, job))
     progress(PHASE, len(units), len(units))
     return timings
@@ -255,14 +254,8 @@ def _time_once(
 
 def _of_job(runs: list[tuple[float, float]], job: Job) -> Float64:
     """[runs, 2], the seconds of each run on the whole job."""
-    mine = np.array(runs)
-    if job.groups is None:
-        return mine
-    import torch.distributed as dist
-
-    found = [mine] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return over_stages(np.stack(found), job.groups.stage.count)
+    num_stages = 1 if job.groups is None else job.groups.stage.count
+    return over_stages(np.array(job.gather(runs)), num_stages)
 
 
 def over_stages(ranks: Float64, num_stages: int) -> Float64:

@@ -33,7 +33,7 @@ from harts_core.trees.tree_file import read_tree, write_tree
 
 if TYPE_CHECKING:
     from harts_core.exec.blocks import CacheSettings
-    from harts_core.exec.config import TrainConfig
+    from harts_core.exec.config import LinearCalls, TrainConfig
     from harts_core.exec.model.config import ModelConfig
     from harts_core.exec.model.decoder import HybridModel
     from harts_core.exec.parallel.ranks import Ranks
@@ -143,6 +143,7 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
             bundle,
             tree,
             head_block_rows=config.runtime.head_block_rows,
+            linear_calls=config.runtime.linear_calls,
             cache=CacheSettings.of(config.runtime),
             ranks=job.ranks,
             progress=progress if job.is_main else no_progress,
@@ -195,6 +196,7 @@ def tree_logprobs(
     tree: RolloutTree,
     *,
     head_block_rows: int = 1024,
+    linear_calls: LinearCalls = "rounds",
     cache: CacheSettings | None = None,
     ranks: Ranks | None = None,
     progress: Progress = no_progress,
@@ -219,6 +221,7 @@ def tree_logprobs(
         bundle,
         tree,
         head_block_rows=head_block_rows,
+        linear_calls=linear_calls,
         cache=cache,
         ranks=ranks,
         progress=progress,
@@ -240,6 +243,7 @@ def plan_logprobs(
     tree: RolloutTree,
     *,
     head_block_rows: int = 1024,
+    linear_calls: LinearCalls = "rounds",
     cache: CacheSettings | None = None,
     ranks: Ranks | None = None,
     progress: Progress = no_progress,
@@ -251,6 +255,7 @@ def plan_logprobs(
         bundle: a validated plan.
         tree: its rollout tree.
         head_block_rows: rows of vocabulary logits held at a time.
+        linear_calls: how linear attention is cut into packed calls.
         cache: how blocks are kept that units import from earlier ones; None: without a limit.
         ranks: the processes that share the pass; None: this one alone.
         progress: called with the phase ``units``.
@@ -295,6 +300,7 @@ def plan_logprobs(
         tree,
         collect,
         events,
+        linear_calls=linear_calls,
         links=work.links,
         cache=CacheSettings() if cache is None else cache,
         transfers=work.transfers,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from harts_core.errors import DataError, NonFiniteError
+from harts_core.errors import DataError, ExecError, NonFiniteError
 from harts_core.exec.logprob import tree_logprobs
 from harts_core.exec.model.config import PRESETS, ModelConfig
 from harts_core.exec.model.decoder import HybridModel
@@ -56,6 +56,16 @@ def test_equals_one_forward_per_trajectory(plan: str, dtype: torch.dtype, tolera
     for row, want in enumerate(expected):
         np.testing.assert_allclose(found[row], want.detach().numpy(), atol=tolerance, rtol=0)
     assert calls[-1] == ("units", bundle.num_units, bundle.num_units)
+
+
+def test_other_calls_of_linear_attention() -> None:
+    """The same values where they can run, which is on units without imports."""
+    model = HybridModel(TINY, dtype=torch.float32, seed=3)
+    rounds = tree_logprobs(model, PLANS["expanded"], TREE)
+    nodes = tree_logprobs(model, PLANS["expanded"], TREE, linear_calls="nodes")
+    np.testing.assert_array_equal(rounds.values, nodes.values)
+    with pytest.raises(ExecError, match="nodes runs only on units without imports"):
+        tree_logprobs(model, PLANS["nested"], TREE, linear_calls="nodes")
 
 
 def test_a_value_that_is_not_finite_names_its_trajectory() -> None:
