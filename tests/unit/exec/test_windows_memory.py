@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from harts_core.exec.head import unit_logprobs
 from harts_core.exec.layout import UnitLayout
 from harts_core.exec.model.config import PRESETS, ModelConfig
 from harts_core.exec.model.decoder import HybridModel
+from harts_core.exec.model.spec import LOCAL_SPEC, Stage
 from harts_core.exec.windows import UnitExecutor, UnitForward
 from harts_core.plan.bundle import PlanBundle
+from harts_core.plan.schedule.pipeline import pipeline_schedule
 from harts_core.plan.schedule.units import unit_events, unit_links
 from tests.support_train import random_tree
 from tests.support_windows import chain_bundle, nested_bundle
@@ -114,3 +117,50 @@ def test_gradients_arrive_once_and_add_up() -> None:
         executor.run(event)
     assert set(executor.counts.forwards.values()) == {1}
     assert set(executor.counts.backwards.values()) == {1}
+
+
+class NoNeighbour:
+    """The stage after the first of two: takes everything, and returns gradients of ones."""
+
+    def receive_activation(self, like: Tensor) -> Tensor:
+        raise AssertionError("the first stage has its tokens")
+
+    def send_activation(self, value: Tensor) -> None:
+        pass
+
+    def receive_gradient(self, like: Tensor) -> Tensor:
+        return torch.ones_like(like)
+
+    def send_gradient(self, value: Tensor) -> None:
+        raise AssertionError("there is no stage before")
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_stage_that_runs_again_keeps_no_output(plan: str) -> None:
+    """Of the first forward on the first of two stages: neither the residual stream that was sent nor the
+    index tensors; both come again with the second."""
+    bundle: PlanBundle = PLANS[plan]
+    spec = replace(LOCAL_SPEC, stage=Stage(0, 2))
+    model = HybridModel(TINY, dtype=torch.float32, spec=spec, seed=0)
+    schedule = pipeline_schedule(bundle, num_stages=2, replica=0)
+    executor = UnitExecutor(
+        model,
+        bundle,
+        TREE,
+        lambda forward: None,
+        schedule.stages[0],
+        recompute="unit",
+        transfers=NoNeighbour(),
+    )
+    second = {event.unit for event in executor.events if event.kind == "recompute"}
+    assert second
+    again: set[int] = set()
+    for event in executor.events:
+        executor.run(event)
+        again |= {event.unit} if event.kind == "recompute" else set()
+        if event.kind in ("send_activation", "recompute"):
+            has_graph = event.unit not in second or event.unit in again
+            assert (executor._live[event.unit].hidden is not None) == has_graph
+            assert bool(executor._layouts[event.unit]._devices) == has_graph
+    assert again == second
