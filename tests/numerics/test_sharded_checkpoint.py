@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import resource
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from harts_core.errors import CorruptFileError, DataError, HartsError
 from harts_core.exec.export_weights import export_weights
 from harts_core.exec.weights import hf_checkpoint
 from harts_core.exec.weights.load import read_stored_model
+from harts_core.exec.weights.regions import whole_region
 from harts_core.exec.weights.safetensors_file import write_safetensors
 from harts_core.exec.weights.sharded_checkpoint import read_sharded_checkpoint
 from tests.cli.program import run_harts
@@ -182,6 +184,35 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
     assert error.value.where is not None
     assert error.value.where.endswith(", rank 0")
     assert list(first.parent.iterdir()) == [first]
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("limit", [40_000, 99_990, 100_000])
+def test_a_disk_that_is_full_in_the_middle_of_a_tensor(tmp_path: Path, limit: int) -> None:
+    write_inputs(tmp_path)
+    configure(tmp_path, "sharded")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the system refuses the rest of a write
+    try:
+        with pytest.raises(DataError, match=r"cannot be written \(File too large\)"):
+            train(tmp_path, "run", steps=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    from harts_core.exec.parallel.sharded_save import Part, save_parts
+
+    part = Part(torch.zeros(2), whole_region((2,)), (2,))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(DataError, match=r"cannot be written .no space left") as error:
+            save_parts(tmp_path, {"a": [part]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.where == str(tmp_path / "common.pt")
     assert not dist.is_initialized()
 
 

@@ -87,6 +87,11 @@ def save_parts(folder: Path, parts: Mapping[str, list[Part]]) -> None:
                 raise
             where = f"{folder}, rank {rank}"
             raise DataError(f"the output cannot be written ({os_reason(error)})", where=where) from failed
+        except RuntimeError as error:  # torch.save, of common.pt: the system's reason is lost
+            if "iostream error" not in str(error):
+                raise
+            where = str(folder / "common.pt")
+            raise DataError("the output cannot be written (no space left?)", where=where) from error
 
 
 def files_of_rank(folder: Path) -> list[Path]:
@@ -146,11 +151,26 @@ class _Writer(FileSystemWriter):
                     if tensor.untyped_storage().nbytes() != tensor.nbytes:
                         tensor = tensor.clone()  # torch.save would write all of what it is a view of
                     format_ = SerializationFormat.TORCH_SAVE
-                    results.append(_write_item(self.transforms, f, tensor, item, name, format_))
+                    with _os_error_first():
+                        results.append(_write_item(self.transforms, f, tensor, item, name, format_))
                 f.flush()
                 os.fsync(f.fileno())
         done.set_result(results)
         return done
+
+
+@contextmanager
+def _os_error_first() -> Iterator[None]:
+    """Raise what the operating system has refused, not what torch.save makes of it.
+
+    After a failed write torch.save closes its archive, and fails at that with a RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _first_failure(failed: CheckpointException) -> tuple[int, BaseException]:
