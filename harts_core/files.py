@@ -153,7 +153,7 @@ def atomic_directory(path: Path, *, replaces: FolderKind | None = None) -> Itera
         target = Path(os.path.realpath(path))
         check_parent(target if path.is_symlink() else path)
         if path.exists():
-            _check_replaceable(path, replaces)
+            check_replaceable(path, replaces)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
         old = temporary.with_suffix(".old")
         try:
@@ -175,8 +175,16 @@ def atomic_directory(path: Path, *, replaces: FolderKind | None = None) -> Itera
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_replaceable(path: Path, kind: FolderKind | None) -> None:
-    """Refuse to replace anything but an empty directory or one of the kind."""
+def check_replaceable(path: Path, kind: FolderKind | None) -> None:
+    """Refuse to replace anything but an empty directory or one of the kind.
+
+    Args:
+        path: an existing file or folder.
+        kind: see ``atomic_directory``.
+
+    Raises:
+        DataError: it is something else.
+    """
     wrong = None
     found = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
     if not path.is_dir():

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harts_core.errors import ConfigError
 from harts_core.exec.checkpoint import check_files, read_state
 from harts_core.exec.load_model import check_torch
 from harts_core.exec.weights.hf_checkpoint import stream_hf_checkpoint
-from harts_core.exec.weights.load import StoredModel, check_tensors, model_shapes, read_stored_model
-from harts_core.files import atomic_directory, check_parent, refuse_inputs
+from harts_core.exec.weights.load import (
+    StoredModel,
+    check_tensors,
+    model_shapes,
+    read_stored_model,
+    refuse_run_folder,
+)
+from harts_core.files import atomic_directory, check_parent, check_replaceable, refuse_inputs
 from harts_core.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -50,14 +58,14 @@ def export_weights(checkpoint: Path, out: Path, progress: Progress = no_progress
         progress: called with the phase ``tensors``.
 
     Raises:
-        ConfigError: the output is the input.
+        ConfigError: the output is the input, or lies in it.
         DataError: not a checkpoint of a run, a file is missing, or the output cannot be written.
         CorruptFileError: a file is damaged.
         MissingBackendError: torch or safetensors is not installed.
     """
-    refuse_inputs(out, [checkpoint])
-    check_parent(out)
+    refuse_run_folder(checkpoint)
     state, stored = read_state(checkpoint), read_stored_model(checkpoint)
+    _check_output(out, checkpoint)
     check_torch("exporting weights")
     from harts_core.exec.parallel.job import ALONE
 
@@ -76,6 +84,20 @@ def export_weights(checkpoint: Path, out: Path, progress: Progress = no_progress
         tensors=len(names),
         bytes=sum(stored.tensors[name].num_bytes for name in names),
     )
+
+
+def _check_output(out: Path, checkpoint: Path) -> None:
+    """Before anything is read, which can take long."""
+    refuse_inputs(out, [checkpoint])
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(checkpoint)):
+        raise ConfigError(
+            "the output lies in the checkpoint, and would be deleted with it",
+            where=str(out),
+            hint="name another output",
+        )
+    check_parent(out)
+    if out.exists():
+        check_replaceable(out, None)
 
 
 def _tensors(stored: StoredModel, names: list[str], progress: Progress) -> Iterator[tuple[str, Tensor]]:

@@ -227,6 +227,7 @@ def test_the_command_writes_a_new_folder_only(tmp_path: Path) -> None:
     for target, code, message in (
         (tmp_path / "hf", 3, "the output folder is not empty"),
         (path, 2, "the output is the input"),
+        (path / "hf", 2, "the output lies in the checkpoint"),
         (tmp_path / "no" / "hf", 3, "the output folder does not exist"),
     ):
         result = run_harts("export-weights", path, "-o", target)
@@ -234,6 +235,14 @@ def test_the_command_writes_a_new_folder_only(tmp_path: Path) -> None:
         assert message in result.stderr
     result = run_harts("export-weights", tmp_path, "-o", tmp_path / "other")
     assert (result.returncode, "not a checkpoint of a run" in result.stderr) == (3, True)
+    inputs = (tmp_path / "shared", "--tree", tmp_path / "tree.arrow", "--config", tmp_path / "train.toml")
+    for arguments in (
+        ("export-weights", tmp_path / "run", "-o", tmp_path / "other"),
+        ("logprob", *inputs, "--checkpoint", tmp_path / "run", "-o", tmp_path / "other", "--as", "old"),
+    ):
+        result = run_harts(*arguments)
+        assert (result.returncode, "the folder of a run, not a checkpoint" in result.stderr) == (3, True)
+        assert f"such as {path}" in result.stderr
     (path / "config.json").write_bytes((path / "config.json").read_bytes() + b"\n")
     with pytest.raises(CorruptFileError, match="does not match its hash"):
         export_weights(path, tmp_path / "other")

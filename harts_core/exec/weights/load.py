@@ -37,12 +37,28 @@ def read_stored_model(path: Path) -> StoredModel:
     """Read a folder's configuration and what its tensors are, in either format. Imports no torch.
 
     Raises:
-        DataError: a file is missing.
+        DataError: a file is missing, or the folder is a run's.
         CorruptFileError: a file is damaged.
         ConfigError: config.json describes something else than a supported ``bailing_hybrid`` model.
     """
     path = Path(path)
+    refuse_run_folder(path)
     return read_sharded_checkpoint(path) if is_sharded(path) else read_hf_checkpoint(path)
+
+
+def refuse_run_folder(path: Path) -> None:
+    """A run's folder has a config.json too, but it is not one of its checkpoints.
+
+    Raises:
+        DataError: ``path`` holds checkpoints.
+    """
+    found = sorted(path.glob("checkpoints/step-*"))
+    if found:
+        raise DataError(
+            "the folder of a run, not a checkpoint",
+            where=str(path),
+            hint=f"name one of its checkpoints, such as {found[-1]}",
+        )
 
 
 def load_weights(model: HybridModel, stored: StoredModel) -> dict[str, Tensor]:
