@@ -23,7 +23,7 @@ from harts_core.exec.config import TrainConfig, read_config
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
-from harts_core.exec.objectives import Objective, build_objective
+from harts_core.exec.objectives import Objective, build_objective, needs_whole_trajectories
 from harts_core.exec.parallel.degrees import (
     check_dispatcher,
     check_launch,
@@ -264,7 +264,7 @@ def _check_options(options: RunOptions) -> _Setup:
 
 def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tuple[str, ...]]:
     """The plans' optimizer steps, joined with their trees, and the hashes of their plan.json."""
-    from harts_core.exec.step_data import build_minibatches
+    from harts_core.exec.step_data import build_minibatches, check_whole_trajectories
     from harts_core.plan.bundle_file import MANIFEST, read_bundle
     from harts_core.trees.tree_file import read_tree
 
@@ -276,13 +276,17 @@ def _read_steps(options: RunOptions, setup: _Setup) -> tuple[list[StepData], tup
         check_plan_degrees(setup.config.parallel, bundle.parameters, str(path))
         tree, tree_path = trees.get(bundle.tree_sha256, read[0])
         try:
-            steps += build_minibatches(
+            found = build_minibatches(
                 bundle,
                 tree,
                 setup.objective.columns,
                 vocab_size=setup.model.vocab_size,
                 num_minibatches=setup.config.optimizer.num_minibatches,
             )
+            if needs_whole_trajectories(setup.objective):
+                for step in found:
+                    check_whole_trajectories(step, setup.config.objective.name)
+            steps += found
         except HartsError as error:
             file = tree_path if isinstance(error, DataError) else path
             raise type(error)(error.what, where=at_file(error.where, file), hint=error.hint) from None

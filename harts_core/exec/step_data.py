@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harts_core.errors import DataError, InvalidPlanError
+from harts_core.errors import ConfigError, DataError, InvalidPlanError
 from harts_core.exec.objectives.protocol import Column, ObjectiveBatch, StepTotals
 from harts_core.exec.schedule import minibatch_units
 from harts_core.plan.bundle import PlanBundle
@@ -184,6 +184,30 @@ def _step_data(
         group_sequences=np.bincount(numbers).astype(np.int64),
         columns={name: _column(tree, name, trained) for name in columns},
     )
+
+
+def check_whole_trajectories(step: StepData, objective: str) -> None:
+    """Refuse a step whose units share the trained positions of a trajectory among them.
+
+    Args:
+        step: of a run.
+        objective: the name of one that needs them together.
+
+    Raises:
+        ConfigError: a trajectory is split.
+    """
+    table = step.bundle.assignments
+    parts = np.flatnonzero(np.isin(table.unit, step.units) & (step.row_tokens[table.row] > 0))
+    for part in parts.tolist():
+        row = int(table.row[part])
+        trained = step.tree.trained_positions(row)
+        here = int(((trained >= table.start[part]) & (trained < table.stop[part])).sum())
+        if 0 < here < len(trained):
+            raise ConfigError(
+                f"the objective {objective} couples all positions of a trajectory, but the plan splits some",
+                where=f"row {row}",
+                hint="use a plan of whole trajectories, or an objective of single tokens",
+            )
 
 
 def check_tree_of(bundle: PlanBundle, tree: RolloutTree) -> None:

@@ -103,6 +103,16 @@ def test_mistakes_end_in_a_message_and_leave_nothing(tmp_path: Path) -> None:
         assert message in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
+    gspo = write_config(tmp_path).with_name("gspo.toml")
+    gspo.write_text(config.read_text().replace("[objective]", '[objective]\nname = "gspo"'))
+    split = tmp_path / "split"
+    run_harts(
+        *("plan", tree, "-o", split, "--dp", "1", "--capacity", "40", "--chunk", "16"),
+        *("--planner", "psrl", "--on-too-long", "split"),
+    )
+    done = harts(split, *(str(x) for pair in (options | {"--config": gspo}).items() for x in pair))
+    assert done.returncode == 2, done.stderr
+    assert f"where: {split}, row " in done.stderr
     done = harts(tmp_path, *(str(x) for pair in options.items() for x in pair))
     assert done.returncode == 3
     assert "not a plan bundle" in done.stderr

@@ -21,6 +21,7 @@ from harts_core.exec.objectives.protocol import (
     ObjectiveOutput,
     StepTotals,
     needs_entropy,
+    needs_whole_trajectories,
 )
 from harts_core.exec.objectives.score import Cispo, Reinforce
 
@@ -40,6 +41,7 @@ __all__ = [
     "StepTotals",
     "build_objective",
     "needs_entropy",
+    "needs_whole_trajectories",
 ]
 
 OBJECTIVES: dict[str, type[Any]] = {

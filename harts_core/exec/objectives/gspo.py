@@ -30,6 +30,11 @@ class Gspo(ClippedObjective):
     clip_high: float = 4e-4
     normalise: Normalise = "sequence"
 
+    @property
+    def needs_whole_trajectories(self) -> bool:
+        """Yes: the ratio is a mean over the trajectory."""
+        return True
+
     def policy_loss(self, batch: ObjectiveBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The clipped surrogate of each position, with its trajectory's ratio."""
         log_ratio = batch.logprobs - batch.column("old_logprobs")

@@ -133,7 +133,9 @@ class Objective(Protocol):
     """A function of log-probabilities in trajectory order.
 
     Implementations are frozen dataclasses: their fields are the options of the ``[objective]`` table. One
-    that reads ``ObjectiveBatch.entropy`` also has ``needs_entropy``, true.
+    that reads ``ObjectiveBatch.entropy`` also has ``needs_entropy``, true; one that uses
+    ``ObjectiveBatch.sequence_mean`` has ``needs_whole_trajectories``, true, so that plans that split some are
+    refused before the run starts.
     """
 
     @property
@@ -147,3 +149,8 @@ class Objective(Protocol):
 def needs_entropy(objective: Objective) -> bool:
     """Whether the objective reads the entropies; one without ``needs_entropy`` does not."""
     return bool(getattr(objective, "needs_entropy", False))
+
+
+def needs_whole_trajectories(objective: Objective) -> bool:
+    """Whether the objective needs all trained positions of a trajectory at once; most do not say."""
+    return bool(getattr(objective, "needs_whole_trajectories", False))
