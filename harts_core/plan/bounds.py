@@ -49,27 +49,42 @@ def least_tokens_within_capacity(
         dp: D.
     """
     tree = build_segment_tree(length, lcp)
-    nested = int(_nested_tokens(tree.parent, tree.start, tree.stop, capacity))
+    nested = int(_nested_tokens(tree.parent, tree.start, tree.stop, capacity)[0])
     num_consumers = dp * max(1, -(-nested // (capacity * dp)))
     return max(nested, least_tokens_in_sets(length, lcp, min(num_consumers, len(length))))
 
 
+def least_shared_tokens(length: npt.NDArray[Any], lcp: npt.NDArray[Any], *, capacity: int) -> int:
+    """A lower bound on the tokens of the prefix tree that two or more consumers of a plan hold.
+
+    Those of the segments with n(v) ≥ 2, as above: what producers have to hold if no token is to be computed
+    twice.
+
+    Args:
+        length, lcp: int [N], as above; every length ≤ capacity.
+        capacity: T.
+    """
+    tree = build_segment_tree(length, lcp)
+    return int(_nested_tokens(tree.parent, tree.start, tree.stop, capacity)[1])
+
+
 @numba.njit(cache=True)
-def _nested_tokens(parent: Any, start: Any, stop: Any, capacity: int) -> int:
-    """L(root), children before parents."""
+def _nested_tokens(parent: Any, start: Any, stop: Any, capacity: int) -> Any:
+    """(L(root), tokens of the segments with n ≥ 2), children before parents."""
     v = len(parent)
     below = np.zeros(v, np.int64)
     copies = np.ones(v, np.int64)
-    total = 0
+    total, shared = 0, 0
     for i in range(v - 1, -1, -1):
         if below[i]:
             room = max(1, capacity - stop[i])  # positive in any feasible instance
             copies[i] = max(copies[i], (below[i] + room - 1) // room)
         tokens = (stop[i] - start[i]) * copies[i] + below[i]
+        shared += stop[i] - start[i] if copies[i] > 1 else 0
         p = parent[i]
         if p < 0:
             total += tokens
         else:
             below[p] += tokens
             copies[p] = max(copies[p], copies[i])
-    return total
+    return total, shared

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harts_core.plan.bounds import least_tokens_in_sets, least_tokens_within_capacity
+from harts_core.plan.bounds import least_shared_tokens, least_tokens_in_sets, least_tokens_within_capacity
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
 from tests.support import tree_from_sequences
@@ -18,6 +20,12 @@ Rows = list[list[int]]
 
 def cost(rows: Rows) -> int:
     return len({tuple(r[: i + 1]) for r in rows for i in range(len(r))})
+
+
+def shared_tokens(parts: list[Rows]) -> int:
+    """Tokens of the prefix tree that two or more of the sets hold."""
+    prefixes = [{tuple(r[: i + 1]) for r in rows for i in range(len(r))} for rows in parts]
+    return sum(users > 1 for users in Counter(chain(*prefixes)).values())
 
 
 def partitions(rows: Rows) -> Iterator[list[Rows]]:
@@ -43,13 +51,17 @@ def test_bounds_hold_and_sets_are_exact(sequences: Rows, extra: int, dp: int) ->
     capacity = int(tree.length.max()) + extra
     fewest: dict[int, int] = {}  # any partition into so many sets
     feasible = []  # within the capacity, whole slots
+    shared = []  # within the capacity
     for parts in partitions(rows):
         costs = [cost(p) for p in parts]
         fewest[len(parts)] = min(fewest.get(len(parts), sum(costs)), sum(costs))
+        if max(costs) <= capacity:
+            shared.append(shared_tokens(parts))
         if max(costs) <= capacity and len(parts) % dp == 0:
             feasible.append(sum(costs))
     for count, tokens in fewest.items():
         assert least_tokens_in_sets(tree.length, tree.lcp, count) == tokens
+    assert least_shared_tokens(tree.length, tree.lcp, capacity=capacity) <= min(shared)
     if feasible:
         bound = least_tokens_within_capacity(tree.length, tree.lcp, capacity=capacity, dp=dp)
         assert bound <= min(feasible)
@@ -61,6 +73,8 @@ def test_the_bound_is_met_where_capacity_forces_copies() -> None:
     # Four leaves of 4 tokens under a root of 4: two fit beside it in 12 tokens, so the root is needed twice.
     tree = tree_from_sequences([[9] * 4 + [i] * 4 for i in range(4)])
     assert least_tokens_within_capacity(tree.length, tree.lcp, capacity=12, dp=1) == 24
+    assert least_shared_tokens(tree.length, tree.lcp, capacity=12) == 4
+    assert least_shared_tokens(tree.length, tree.lcp, capacity=20) == 0  # all fit beside it
     bundle = plan_tree(tree, PlanOptions(dp=1, capacity=12, planner="harts-l1"))
     assert bundle.metrics["complete_tokens"] == 24
     assert np.isclose(bundle.metrics["within_compression"], bundle.metrics["bound_within"])

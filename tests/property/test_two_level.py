@@ -15,7 +15,9 @@ from harts_core.plan.bundle_file import bundle_to_tables
 from harts_core.plan.cost_model import PRESETS
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.planners.harts_l1 import place_leaves
 from harts_core.plan.planners.problem import PlanProblem
+from harts_core.plan.planners.two_level.empty_slots import fill_empty_slots
 from harts_core.plan.planners.two_level.placement import Placement, equal_runs, place_items
 from harts_core.plan.planners.two_level.score import score_layout
 from harts_core.plan.planners.two_level.sharing import ProducerLimits, share_prefixes
@@ -139,25 +141,42 @@ def test_producers_of_any_placement(seed: int) -> None:
 @given(seed=SEEDS)
 def test_placements_are_within_the_capacity_and_leave_no_slot_empty(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    sequences = random_sequences(rng, num_rows=int(rng.integers(8, 40)))
+    sequences = random_sequences(rng, num_rows=int(rng.integers(8, 40)), prefixes=0.4)
     tree = tree_from_sequences(sequences)
-    dp, windows = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    dp, windows = int(rng.integers(1, 4)), int(rng.integers(1, 4))
     capacity = int(tree.length.max()) + int(rng.integers(0, 100))
     problem = PlanProblem.of_rows(
         tree, np.arange(tree.num_rows, dtype=np.int32), dp=dp, capacity=capacity, seed=0
     )
-    placed = place_items(
-        problem.length, problem.lcp, dp=dp, windows=windows, capacity=capacity, moves=1, seed=seed % 100
-    )
-    if placed is None:
+    items = place_leaves(problem)
+    if len(items.length) < dp * windows:
         return
+    placed = place_items(
+        items.length, items.lcp, dp=dp, windows=windows, capacity=capacity, moves=1, seed=seed % 100
+    )
+    filled = fill_empty_slots(problem, items, placed)
+    paths = [tree.tokens(i).tolist() for i in range(tree.num_rows)]
+
+    def tokens(rows: np.ndarray) -> set[tuple[int, ...]]:
+        return {tuple(paths[i][: k + 1]) for i in np.flatnonzero(rows) for k in range(len(paths[i]))}
+
+    slot, replica = placed.slot[items.of_row], placed.replica[items.of_row]
+    cells = [
+        [tokens((replica == d) & (placed.window_of_slot[slot] == w)) for w in range(placed.num_windows)]
+        for d in range(dp)
+    ]
+    for mine in cells:  # the windows of each replica in the order of what no other window uses
+        alone = [len(cell - set().union(*(c for c in mine if c is not cell))) for cell in mine]
+        assert alone == sorted(alone, reverse=True)
+    if filled is None:
+        return
+    items, placed = filled
+    slot, replica = placed.slot[items.of_row], placed.replica[items.of_row]
     for d in range(dp):
         for j in range(len(placed.window_of_slot)):
-            rows = [
-                tree.tokens(i).tolist() for i in np.flatnonzero((placed.replica == d) & (placed.slot == j))
-            ]
-            tokens = {tuple(r[: k + 1]) for r in rows for k in range(len(r))}
-            assert 0 < len(tokens) <= capacity
+            assert 0 < len(tokens((replica == d) & (slot == j))) <= capacity
+        for w in range(placed.num_windows):  # no row has left its cell
+            assert tokens((replica == d) & (placed.window_of_slot[slot] == w)) == cells[d][w]
 
 
 @settings(max_examples=60, deadline=None)

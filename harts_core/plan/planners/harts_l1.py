@@ -43,6 +43,12 @@ class Items:
     lcp: Int32
     of_row: Int64
 
+    def last_row(self) -> Int64:
+        """int64 [L], the longest row of each item: the others are prefixes of it."""
+        rows = np.zeros(len(self.length), np.int64)
+        rows[self.of_row] = np.arange(len(self.of_row))
+        return rows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:

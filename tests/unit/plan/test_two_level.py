@@ -12,7 +12,11 @@ from harts_core.plan.bundle import CONSUMER, PRODUCER, PlanBundle
 from harts_core.plan.bundle_file import bundle_to_tables
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
+from harts_core.plan.planners.harts_l1 import Items, place_leaves
+from harts_core.plan.planners.problem import PlanProblem
 from harts_core.plan.planners.two_level import planner
+from harts_core.plan.planners.two_level.empty_slots import fill_empty_slots
+from harts_core.plan.planners.two_level.placement import Placement
 from tests.support import random_sequences, tree_from_sequences
 
 
@@ -88,6 +92,78 @@ def test_windows_with_nested_producers_even_the_slots() -> None:
     assert m["slot_balance_p5"] > 0.9
 
 
+def steps(rng: np.random.Generator, *, tasks: int, branches: int, turns: int) -> list[list[int]]:
+    """Every prefix of branching trajectories that ends with a turn; some leaves fill half a microbatch."""
+    rows = []
+    for task in range(tasks):
+        base = [0, 1, 2, 1000 + task]
+        ends: list[list[list[int]]] = []
+        for _ in range(branches):
+            kept = ends[rng.integers(len(ends))] if ends else []
+            mine = kept[: int(rng.integers(0, len(kept) + 1))]
+            while len(mine) < turns:
+                last = mine[-1] if mine else base
+                mine = [*mine, last + rng.integers(0, 1000, int(rng.integers(5, 40))).tolist()]
+            ends.append(mine)
+            rows += mine
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_leaves_and_many_shared_prefixes(seed: int) -> None:
+    """One or two leaves to a slot, and shared prefixes that fill the producers of many windows."""
+    rows = steps(np.random.default_rng(seed), tasks=12, branches=14, turns=10)
+    bundle = plan(rows, dp=4, capacity=round(1.05 * max(map(len, rows))))
+    assert bundle.metrics["effective_compression"] > 0.97 * bundle.metrics["bound_decoder"]
+
+
+def test_rows_for_empty_slots_are_prefixes_of_what_is_near() -> None:
+    """Two leaves in three slots: the shortest prefix of one of them stands alone in the third."""
+    tree = tree_from_sequences([[1, 2], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 6, 6], [7], [7, 8], [7, 8, 9]])
+    problem = PlanProblem.of_rows(tree, np.arange(7, dtype=np.int32), dp=1, capacity=9, seed=0)
+    items = Items(
+        length=np.array([5, 4, 3]), lcp=np.array([0, 2, 0], np.int32), of_row=np.array([0, 0, 0, 1, 2, 2, 2])
+    )
+    window_of_slot = np.array([0, 0, 0, 1])
+    placement = Placement(
+        dp=1, replica=np.zeros(3, np.int64), slot=np.array([0, 1, 3]), window_of_slot=window_of_slot
+    )
+    filled = fill_empty_slots(problem, items, placement)
+    assert filled is not None
+    more, placed = filled
+    assert more.length.tolist() == [2, 5, 4, 3]
+    assert more.lcp.tolist() == [0, 2, 2, 0]
+    assert more.of_row.tolist() == [0, 1, 1, 2, 3, 3, 3]
+    assert placed.slot.tolist() == [2, 0, 1, 3]
+    short = Placement(
+        dp=1,
+        replica=np.zeros(3, np.int64),
+        slot=np.array([0, 1, 5]),
+        window_of_slot=np.repeat([0, 1], [5, 1]),
+    )
+    assert fill_empty_slots(problem, items, short) is None  # three to fill, two prefixes in their window
+
+
+def test_windows_follow_what_producers_have_to_hold() -> None:
+    """Half the room in a window's producers, twice the windows."""
+    rows = steps(np.random.default_rng(0), tasks=20, branches=14, turns=10)
+    tree = tree_from_sequences(rows, vocab=2000)
+    capacity = round(1.05 * max(map(len, rows)))
+
+    def count(live: int, producer_capacity: int) -> int:
+        problem = PlanProblem.of_rows(
+            tree, np.arange(tree.num_rows, dtype=np.int32), dp=2, capacity=capacity, seed=0,
+            max_live_producers=live, producer_capacity=producer_capacity,
+        )  # fmt: skip
+        return planner.window_counts(problem, place_leaves(problem))[0]
+
+    least = count(9, 100 * capacity)  # the slots alone
+    usual = count(2, capacity)
+    assert usual > least + 1
+    assert abs(count(2, capacity // 2) - 2 * usual) <= 1
+    assert abs(count(3, capacity // 2) - usual) <= 1
+
+
 def test_hoisted_tokens_serve_one_consumer() -> None:
     """Producers also hold prefixes that only one consumer uses."""
     bundle = plan(agents(np.random.default_rng(3), tasks=10, rollouts=6, turns=8), dp=2, capacity=800)
@@ -126,7 +202,7 @@ def test_windows_have_no_more_slots_than_allowed(limit: int) -> None:
 
 def test_short_windows_on_the_slots_of_harts_l1(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no placement is found, producers are added to harts-l1's."""
-    monkeypatch.setattr(planner, "place_items", lambda *_, **__: None)
+    monkeypatch.setattr(planner, "fill_empty_slots", lambda *_: None)
     rows = agents(np.random.default_rng(8), tasks=10, rollouts=6, turns=6)
     for limit in (2, 4):
         bundle = plan(rows, dp=2, capacity=700, max_window_slots=limit)

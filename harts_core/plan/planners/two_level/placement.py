@@ -10,6 +10,7 @@ import numpy.typing as npt
 from harts_core.plan.planners.anneal import anneal_partition
 from harts_core.plan.planners.bins import bins_of_partition
 from harts_core.plan.planners.greedy import MAX_SHARED, align_count, pack_greedily
+from harts_core.plan.planners.two_level.depths import count_tokens, group_items, shared_depth
 from harts_core.plan.planners.two_level.nested_bins import WEIGHT, BinLevel, anneal_nested
 from harts_core.trees.neighbours import neighbour_lcp
 
@@ -53,7 +54,7 @@ class Placement:
 
 def place_items(
     length: Int64, lcp: Int32, *, dp: int, windows: int, capacity: int, moves: int, seed: int
-) -> Placement | None:
+) -> Placement:
     """Place items so that replicas compute few tokens in all and equally many each.
 
     Args:
@@ -65,23 +66,18 @@ def place_items(
         seed: of the searches.
 
     Returns:
-        None where some cell (replica and window) has too few items for its window's slots.
+        The placement. A replica may leave slots empty, in windows where it has fewer items than slots.
     """
-    cell = _anneal_cells(length, lcp, dp, windows, capacity, moves, seed)
+    cell = _match_windows(length, lcp, _anneal_cells(length, lcp, dp, windows, capacity, moves, seed), dp)
     slot = np.zeros(len(length), np.int64)
     window_of_slot: list[int] = []
     for w in range(windows):
         cells = [np.flatnonzero(cell == d * windows + w) for d in range(dp)]
-        packed = _pack_window(length, lcp, cells, capacity, moves, seed)
-        if packed is None:
-            return None
-        parts, slots = packed
+        parts, slots = _pack_window(length, lcp, cells, capacity, moves, seed)
         for rows, part in zip(cells, parts, strict=True):
             slot[rows] = part + len(window_of_slot)
         window_of_slot.extend([w] * slots)
-    return Placement(
-        dp=dp, replica=cell.astype(np.int64) // windows, slot=slot, window_of_slot=np.array(window_of_slot)
-    )
+    return Placement(dp=dp, replica=cell // windows, slot=slot, window_of_slot=np.array(window_of_slot))
 
 
 def _anneal_cells(
@@ -116,6 +112,20 @@ def _anneal_cells(
     )
 
 
+def _match_windows(length: Int64, lcp: Int32, cell: Int32, dp: int) -> Int64:
+    """int64 [L], the cells with the windows of every replica in the order of their work.
+
+    Which cells of the replicas form a window is free, and a step pays for the heaviest of each. Their work is
+    what an outer producer does not hold: tokens that no other window of the replica uses.
+    """
+    windows = (int(cell.max()) + 1) // dp
+    cells = group_items(lcp, cell, dp * windows)
+    across = shared_depth(group_items(lcp, cell // windows, dp), cell % windows)
+    work = (count_tokens(cells, length) - count_tokens(cells, across)).reshape(dp, windows)
+    window = np.argsort(np.argsort(-work, axis=1, kind="stable"), axis=1)
+    return cells.group // windows * windows + window.ravel()[cell]
+
+
 def equal_runs(length: Int64, lcp: Int32, count: int) -> Int32:
     """int32 [L], contiguous runs of about equally many new tokens, none empty; count ≤ L."""
     new = np.cumsum(length - lcp)
@@ -131,35 +141,37 @@ def equal_runs(length: Int64, lcp: Int32, count: int) -> Int32:
 
 def _pack_window(
     length: Int64, lcp: Int32, cells: list[Int64], capacity: int, moves: int, seed: int
-) -> tuple[list[Int32], int] | None:
-    """(slot of each item of each cell, number of slots), the fewest slots that are found to do for all."""
+) -> tuple[list[Int32], int]:
+    """(slot of each item of each cell, number of slots), the fewest slots that are found to do for all.
+
+    A cell with fewer items than that puts each into a slot of its own.
+    """
     items = [(length[rows], neighbour_lcp(lcp, rows, np.arange(len(rows)) == 0)) for rows in cells]
     greedy = [
         pack_greedily(n, shared, order=np.arange(len(n)), rule=MAX_SHARED, capacity=capacity)
         for n, shared in items
     ]
     enough = max(int(part.max()) + 1 for part in greedy)
-    if enough > min(len(rows) for rows in cells):
-        return None
     tokens = [int((n - shared).sum()) for n, shared in items]
     fewest = max(-(-n // capacity) for n in tokens)
     best: list[Int32] = []
     for slots in range(enough, fewest - 1, -1):
         parts = []
         for (n, shared), part in zip(items, greedy, strict=True):
-            start = align_count(n, shared, part, slots)
+            bins = min(slots, len(n))
+            start = align_count(n, shared, part, bins)
             found = anneal_partition(
                 n,
                 shared,
                 start,
-                num_bins=slots,
+                num_bins=bins,
                 capacity=capacity,
                 moves=PACKING_MOVES * moves * len(n),
                 seed=seed,
             )
-            if bins_of_partition(n, shared, found, slots).load.max() > capacity:
+            if bins_of_partition(n, shared, found, bins).load.max() > capacity:
                 found = start  # within the capacity where it was not merged
-            if bins_of_partition(n, shared, found, slots).load.max() > capacity:
+            if bins_of_partition(n, shared, found, bins).load.max() > capacity:
                 break
             parts.append(found)
         if len(parts) < len(cells):

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from harts_core.plan.bounds import least_tokens_within_capacity
+from harts_core.plan.bounds import least_shared_tokens, least_tokens_within_capacity
 from harts_core.plan.layout import Layout
 from harts_core.plan.planners.harts_l1 import Items, place_leaves, plan_harts_l1, quick_partition
 from harts_core.plan.planners.problem import PlanProblem
+from harts_core.plan.planners.two_level.empty_slots import fill_empty_slots
 from harts_core.plan.planners.two_level.placement import Placement, place_items
 from harts_core.plan.planners.two_level.score import Score, score_layout
 from harts_core.plan.planners.two_level.sharing import ProducerLimits, share_prefixes
@@ -19,6 +20,8 @@ from harts_core.progress import Progress
 
 SLOTS_PER_WINDOW, LEAST_SLOTS_PER_WINDOW = 7, 4
 """About as many slots share an inner producer: fewer leave the outer one too much, more the inner one."""
+FILLED = 2
+"""Inner producers have room for so many times the tokens that some microbatches share in every plan."""
 L1_MARGIN = 0.9
 SEARCH = "search for windows and producers"
 
@@ -78,14 +81,14 @@ def _round(problem: PlanProblem, items: Items, index: int) -> Layout | None:
     """One search: another seed, another number of windows (the next one that fits), longer ones later."""
     counts = window_counts(problem, items)
     for i in range(len(counts)):
-        placement = _place(problem, items, counts[(index + i) % len(counts)], index)
-        if placement is not None:
-            return _with_producers(problem, items, placement)
+        placed = _place(problem, items, counts[(index + i) % len(counts)], index)
+        if placed is not None:
+            return _with_producers(problem, *placed)
     return None
 
 
-def _place(problem: PlanProblem, items: Items, windows: int, index: int) -> Placement | None:
-    """A placement in so many windows, or in more until none has too many slots."""
+def _place(problem: PlanProblem, items: Items, windows: int, index: int) -> tuple[Items, Placement] | None:
+    """A placement in so many windows, or in more until none has too many slots, and its items."""
     limit = problem.max_window_slots
     while windows * problem.dp <= len(items.length):
         placement = place_items(
@@ -97,20 +100,22 @@ def _place(problem: PlanProblem, items: Items, windows: int, index: int) -> Plac
             moves=1 + index // 4,
             seed=problem.seed + index,
         )
-        if placement is None or limit is None or np.bincount(placement.window_of_slot).max() <= limit:
-            return placement
+        if limit is None or np.bincount(placement.window_of_slot).max() <= limit:
+            return fill_empty_slots(problem, items, placement)
         windows = max(windows + 1, -(-len(placement.window_of_slot) // limit))
     return None
 
 
 def window_counts(problem: PlanProblem, items: Items) -> list[int]:
     """Numbers of windows to try, the likeliest first; each cell has two items, each window a few slots."""
-    tokens = least_tokens_within_capacity(items.length, items.lcp, capacity=problem.capacity, dp=problem.dp)
-    slots = tokens / (problem.dp * problem.capacity)
+    length, lcp, capacity, dp = items.length, items.lcp, problem.capacity, problem.dp
+    slots = least_tokens_within_capacity(length, lcp, capacity=capacity, dp=dp) / (dp * capacity)
+    inner = max(1, problem.max_live_producers - 1) * problem.producer_capacity
+    shared = FILLED * least_shared_tokens(length, lcp, capacity=capacity) / (dp * inner)
     limit = problem.max_window_slots or SLOTS_PER_WINDOW
     fewest_slots = min(limit, LEAST_SLOTS_PER_WINDOW)
-    most = max(1, min(len(items.length) // (2 * problem.dp), int(slots / fewest_slots)))
-    likely = round(slots / min(limit, SLOTS_PER_WINDOW))
+    likely = round(max(slots / min(limit, SLOTS_PER_WINDOW), shared))
+    most = max(1, min(len(length) // (2 * dp), max(int(slots / fewest_slots), likely)))
     counts = [min(most, max(1, n)) for n in (likely, likely + 1, likely - 1, likely * 2)]
     return list(dict.fromkeys(counts))
 
@@ -147,13 +152,12 @@ def _with_l1(
     a = layout.assignments
     index = np.searchsorted(problem.rows, a.row)
     slot[index], replica[index] = a.slot, a.replica
-    leader = np.zeros(len(items.length), np.int64)  # the last row of each item
-    leader[items.of_row] = np.arange(len(problem.rows))
+    last = items.last_row()
     num_slots = int(slot.max()) + 1
     placement = Placement(
         dp=problem.dp,
-        replica=replica[leader],
-        slot=slot[leader],
+        replica=replica[last],
+        slot=slot[last],
         window_of_slot=np.arange(num_slots) // (problem.max_window_slots or num_slots),
     )
     found = _better(problem, best, _with_producers(problem, items, placement))
