@@ -20,14 +20,29 @@ __all__ = ["folder"]  # a fixture
 
 # eps is large against the gradients' rounding, which a small one would divide by itself
 SECTION = OptimizerSection(learning_rate=0.01, weight_decay=0.1, max_grad_norm=0.5, eps=1e-3, warmup_steps=2)
-MOVED = {"float32": 1e-5, "bfloat16": 3e-2, "float64": 1e-10}
-"""How far a parameter's movement in three steps may be from that of one process, relative to its norm. In
-bfloat16 two weights' rounding is an update's size here and there."""
+MOVED = {"float32": 1e-5, "bfloat16": 1e-4, "float64": 1e-10}
+"""How far a parameter's movement (in bfloat16 its float32 master's) may be from one process's, relative to
+its norm. In bfloat16 a weight here and there is rounded to its other neighbour; with experts it sends tokens
+elsewhere in the next step: there only one step is compared."""
 
 
-def case(dtype: str, *, sharded: bool | None, dp: int = 2, **parallel: bool | int) -> Case:
-    table = {"dp": dp, **parallel, "distributed_optimizer": sharded}
-    return Case(parallel=table, dtype=dtype, optimizer=SECTION, steps=3, levels=1)  # type: ignore[arg-type]
+def case(
+    dtype: str,
+    *,
+    sharded: bool | None,
+    dp: int = 2,
+    model: str = "moe",
+    steps: int = 3,
+    **parallel: bool | int,
+) -> Case:
+    return Case(
+        parallel={"dp": dp, **parallel, "distributed_optimizer": sharded},  # type: ignore[arg-type]
+        model=model,
+        dtype=dtype,
+        optimizer=SECTION,
+        steps=steps,
+        levels=1,
+    )
 
 
 def far(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
@@ -48,12 +63,17 @@ def start_of(case: Case) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in build_trainer(case).optimizer.parameters()}
 
 
+def exact(result: Result) -> dict[str, Tensor]:
+    """The parameters, masters in place of rounded ones."""
+    return {name: result.state.get(f"master.{name}", p) for name, p in result.weights.items()}
+
+
 def check_moved_alike(case: Case, found: Result) -> Result:
     """Against one process, whose result is returned."""
     expected = run_alone(replace(case, parallel={}))
     assert expected.grad_norm > 2 * SECTION.max_grad_norm  # clipping is on
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=MOVED[case.dtype])
-    assert far(found.weights, expected.weights, start_of(case)) < MOVED[case.dtype]
+    assert far(exact(found), exact(expected), start_of(case)) < MOVED[case.dtype]
     assert found.state.keys() == expected.state.keys()
     for name, tensor in expected.state.items():
         assert (found.state[name].shape, found.state[name].dtype) == (tensor.shape, tensor.dtype), name
@@ -63,16 +83,20 @@ def check_moved_alike(case: Case, found: Result) -> Result:
     return expected
 
 
-@pytest.mark.parametrize(("dtype", "ep"), [("float32", 2), ("bfloat16", 1)])
-def test_sharded_state(tmp_path: Path, dtype: str, ep: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "ep", "model", "steps"),
+    [("float32", 2, "moe", 3), ("bfloat16", 1, "moe", 1), ("bfloat16", 1, "dense", 3)],
+)
+def test_sharded_state(tmp_path: Path, dtype: str, ep: int, model: str, steps: int) -> None:
     """Two ranks share the state out: the same gradients to the bit and the same updates as with all of it on
     both, in half the memory; once more: the same bits."""
-    shared, on_both = case(dtype, sharded=True, ep=ep), case(dtype, sharded=False, ep=ep)
+    shared, on_both = (
+        case(dtype, sharded=sharded, ep=ep, model=model, steps=steps) for sharded in (True, False)
+    )
     found, whole, again = run_cases([shared, on_both, shared], folder=tmp_path)
     expected = check_moved_alike(shared, found)
     assert all(torch.equal(found.gradients[name], g) for name, g in whole.gradients.items())
-    start = start_of(shared)
-    assert far(found.weights, whole.weights, start) < 1e-5
+    assert far(exact(found), exact(whole), start_of(shared)) < MOVED[dtype]
     kinds = {name.split(".")[0] for name in found.state}
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"master"} if dtype == "bfloat16" else set())
     if dtype == "bfloat16":
@@ -121,7 +145,7 @@ def test_a_resumed_run_is_the_run(folder: Path, form: str) -> None:
 FOUR = {
     "dp2 tp2 sp ep2": case("float32", sharded=True, tp=2, sp=True, ep=2),
     "dp2 tp2 sp": case("float32", sharded=True, tp=2, sp=True),
-    "pp2 dp2, bfloat16": case("bfloat16", sharded=True, pp=2),
+    "pp2 dp2, bfloat16": case("bfloat16", sharded=True, pp=2, model="dense"),
 }
 
 
