@@ -1,10 +1,10 @@
-"""Megatron-core on machines without CUDA: everything that it needs to run there.
+"""Megatron-core in jobs on the CPU: everything that it needs to run there.
 
 Its tensor-parallel mappings and gradient buffers allocate on ``torch.cuda.current_device()``, the group setup
 calls ``torch.cuda.synchronize()``, and the all-to-all token dispatcher copies its counts to the host on a
-stream of its own: where CUDA is absent all of these would raise; ``allow_cpu`` makes the names mean the CPU,
-which does everything in order, for the process. Its optimizers allocate on ``"cuda"`` and recognise
-parameters by the names of CUDA's tensor types: ``cuda_means_cpu`` is put around these calls only.
+stream of its own: without CUDA all of these would raise, and with it mix the devices; ``allow_cpu`` makes the
+names mean the CPU, which does everything in order, for the process. Its optimizers allocate on ``"cuda"`` and
+recognise parameters by the names of CUDA's tensor types: ``cuda_means_cpu`` is put around these calls only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ CPU = torch.device("cpu")
 
 
 def allow_cpu() -> None:
-    """Let Megatron-core's collectives run on CPU tensors; does nothing where CUDA is available."""
-    if torch.cuda.is_available():
-        return
+    """Let Megatron-core's collectives run on CPU tensors; not for a process that uses CUDA."""
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = lambda device=None: _IN_ORDER  # type: ignore[assignment,return-value]
@@ -54,10 +52,13 @@ def _use(stream: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def cuda_means_cpu() -> Iterator[None]:
-    """Within the block ``device="cuda"`` allocates on the CPU, and a CPU tensor's ``type()`` is CUDA's name;
-    does nothing where CUDA is available."""
-    if torch.cuda.is_available():
+def cuda_means_cpu(device: torch.device) -> Iterator[None]:
+    """Within the block ``device="cuda"`` allocates on the CPU, and a CPU tensor's ``type()`` is CUDA's name.
+
+    Args:
+        device: of the job; does nothing for CUDA.
+    """
+    if device.type == "cuda":
         yield
         return
     with _CudaMeansCpu():

@@ -78,6 +78,8 @@ def process_groups(parallel: ParallelSection, launch: Launch, device: Device) ->
             f"the job's {launch.world_size} processes did not meet ({_first_line(error)})",
             where=f"rank {launch.rank}, {launch.address}:{launch.port}",
         ) from error
+    if device == "cpu":
+        allow_cpu()
     yield make_groups(parallel, launch.rank)
     leave_groups()  # not after an error: a process that waits for a lost one would wait here again
     dist.destroy_process_group()
@@ -99,7 +101,6 @@ def connect_store(parallel: ParallelSection, launch: Launch, prefix: str) -> Sto
 
 def make_groups(parallel: ParallelSection, rank: int) -> Groups:
     """Split the running default process group; ``leave_groups`` undoes it."""
-    allow_cpu()
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(

@@ -62,7 +62,8 @@ class ShardedOptimizer(StepOptimizer):
             betas=(config.beta1, config.beta2),
             eps=config.eps,
         )
-        with cuda_means_cpu(), torch.no_grad():  # shards are views, which are not to be tracked
+        device = next(iter(parameters.values())).device
+        with cuda_means_cpu(device), torch.no_grad():  # shards are views, which are not to be tracked
             part = DistributedOptimizer(
                 adamw,
                 OptimizerConfig(use_distributed_optimizer=True, bf16=True),
