@@ -13,12 +13,13 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harts_core.errors import ConfigError, CorruptFileError, DataError
 from harts_core.exec.checkpoint_tensors import OPTIMIZER, save_sharded, save_whole
+from harts_core.exec.config import ParallelSection
 from harts_core.files import FolderKind, atomic_directory, sha256_file, states_format
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def check_same_config(stored: dict[str, Any], current: dict[str, Any], where: st
 MAY_CHANGE = {
     *(("runtime", key) for key in ("threads", "memory_budget_bytes")),
     *(("runtime", key) for key in ("checkpoint_every", "checkpoint_format", "keep_checkpoints")),
-    *(("parallel", key) for key in ("dp", "tp", "sp", "pp", "ep", "distributed_optimizer", "timeout_s")),
+    *(("parallel", f.name) for f in fields(ParallelSection)),
 }
 """Keys that a resumed run may change."""
 
