@@ -133,7 +133,9 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
 
     with join_job(config.parallel, launch, config.runtime.device) as job:
         if weights is not None:
+            job.ranks.at("checking the files of the checkpoint")
             check_files(weights.path, job)
+        job.ranks.at("loading the model")
         model, _ = load_model(
             model_config, weights, config.runtime, job.spec, num_processes=config.parallel.num_processes
         )

@@ -317,7 +317,9 @@ def _build_trainer(setup: _Setup, plans: tuple[str, ...], job: Job) -> tuple[Tra
         )
     with falling_back(setup.resume_from):
         if setup.weights is not None:
+            job.ranks.at("checking the files of the checkpoint")
             check_files(setup.weights.path, job)
+        job.ranks.at("loading the model")
         model, extra_tensors = load_model(
             setup.model,
             setup.weights,
