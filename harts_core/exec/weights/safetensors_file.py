@@ -102,6 +102,7 @@ class SafetensorsFile:
         self._file, self._header, self._begin, self._size = file, header, 8 + len(raw), 8 + len(raw) + stop
         self._head = len(raw).to_bytes(8, "little") + raw
         self._stream: IO[bytes] | None = None
+        self._missing = set(tensors)
 
     def __enter__(self) -> SafetensorsFile:
         self._stream = open(self._file, "wb")
@@ -123,10 +124,12 @@ class SafetensorsFile:
         assert bytes_.numel() == stop - start, name
         self._stream.seek(self._begin + start)
         self._stream.write(bytes_.numpy().data)
+        self._missing.discard(name)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         assert self._stream is not None
         self._stream.close()
+        assert error is not None or not self._missing, self._missing  # they would be zeros in the file
 
 
 def write_safetensors(

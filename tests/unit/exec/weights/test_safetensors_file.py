@@ -68,3 +68,11 @@ def test_parts_are_read(tmp_path: Path) -> None:
 def test_every_dtype_has_a_size() -> None:
     assert torch_dtypes().keys() == ITEM_BYTES.keys()
     assert {name: dtype.itemsize for name, dtype in torch_dtypes().items()} == ITEM_BYTES
+
+
+def test_a_tensor_that_was_not_written_is_noticed(tmp_path: Path) -> None:
+    forms = {"a": ("F32", (2,)), "b": ("F32", (3,))}
+    with pytest.raises(AssertionError, match="'b'"), SafetensorsFile(tmp_path / "a", forms) as out:
+        out.write("a", torch.zeros(2))
+    with pytest.raises(OSError, match="full"), SafetensorsFile(tmp_path / "a", forms):
+        raise OSError("full")
