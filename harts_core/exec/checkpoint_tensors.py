@@ -121,7 +121,7 @@ def restore_optimizer(path: Path, optimizer: StepOptimizer, spec: ModelSpec) -> 
     random = {name: reader.read(name) for name in tensors if name.startswith(RANDOM_STATE)}
     if f"{RANDOM_STATE}cpu" in random:
         torch.set_rng_state(random[f"{RANDOM_STATE}cpu"])
-    if f"{RANDOM_STATE}cuda" in random and torch.cuda.is_available():
+    if f"{RANDOM_STATE}cuda" in random and _uses_cuda():
         torch.cuda.set_rng_state(random[f"{RANDOM_STATE}cuda"])
 
 
@@ -202,10 +202,17 @@ def _part(model: HybridModel, tensor: Tensor) -> Part:
     return Part(tensor, shard.region(tensor), shard.full_shape(tensor))
 
 
+def _uses_cuda() -> bool:
+    """Whether this process does; asking for the generator's state would begin to."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _random_state() -> dict[str, Tensor]:
     import torch
 
     states = {f"{RANDOM_STATE}cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if _uses_cuda():
         states[f"{RANDOM_STATE}cuda"] = torch.cuda.get_rng_state()
     return states
