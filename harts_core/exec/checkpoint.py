@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harts_core.errors import ConfigError, CorruptFileError, DataError
 from harts_core.exec.checkpoint_tensors import OPTIMIZER, save_sharded, save_whole
 from harts_core.exec.config import ParallelSection
+from harts_core.exec.weights.sharded_checkpoint import is_sharded
 from harts_core.files import FolderKind, atomic_directory, sha256_file, states_format
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def state_in_run(path: Path) -> RunState:
 def check_files(path: Path, job: Job) -> None:
     """Compare the files of a checkpoint with the hashes in its state.json, each file in one process.
 
-    A folder that is no run's checkpoint has no hashes, and passes.
+    A Hugging Face folder that is no run's checkpoint has no hashes, and passes. A sharded one has them.
 
     Args:
         path: the folder.
@@ -200,7 +201,7 @@ def check_files(path: Path, job: Job) -> None:
     Raises:
         CorruptFileError: a file is damaged, missing or does not match its hash.
     """
-    if not states_format(path / STATE, FORMAT):
+    if not (states_format(path / STATE, FORMAT) or is_sharded(path)):
         return
     mine = sorted(_read_state(path)[1].items())[job.rank :: job.num_processes]
     wrong = ((_wrong(path / name, expected), name) for name, expected in mine)

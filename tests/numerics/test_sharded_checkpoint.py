@@ -164,6 +164,9 @@ def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path
         assert result.returncode == 3, name
         assert "Traceback" not in result.stderr
         assert not (tmp_path / "hf").exists()
+        with pytest.raises(HartsError):
+            train(tmp_path, "other", steps=1, checkpoint=path)
+        assert not (tmp_path / "other").exists()
         (path / name).write_bytes(whole[name])
     assert len(train(tmp_path, "run", steps=2, resume=True).steps) == 1
 
