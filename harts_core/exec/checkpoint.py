@@ -290,11 +290,11 @@ def check_same_config(stored: dict[str, Any], current: dict[str, Any], where: st
 
 
 MAY_CHANGE = {
-    *(("runtime", key) for key in ("threads", "memory_budget_bytes")),
+    *(("runtime", key) for key in ("threads", "memory_budget_bytes", "recompute")),
     *(("runtime", key) for key in ("checkpoint_every", "checkpoint_format", "keep_checkpoints")),
     *(("parallel", f.name) for f in fields(ParallelSection)),
 }
-"""Keys that a resumed run may change."""
+"""Keys that a resumed run may change: none of them changes a gradient beyond the order of its sums."""
 
 
 def _remove(path: Path) -> None:
