@@ -54,7 +54,7 @@ def resolve_model_config(
             raise ConfigError(
                 "no model is named: [model] is empty and there is no checkpoint",
                 where=where,
-                hint='set [model] preset = "cpu-moe"; harts train and harts logprob also take --checkpoint DIR',
+                hint='set [model] preset = "cpu-moe"; harts train and logprob also take --checkpoint DIR',
             )
         try:
             return ModelConfig.from_dict({**base, **overrides})
