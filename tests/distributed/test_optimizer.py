@@ -24,6 +24,9 @@ MOVED = {"float32": 1e-5, "bfloat16": 1e-4, "float64": 1e-10}
 """How far a parameter's movement (in bfloat16 its float32 master's) may be from one process's, relative to
 its norm. In bfloat16 a weight here and there is rounded to its other neighbour; with experts it sends tokens
 elsewhere in the next step: there only one step is compared."""
+CANCELLING = 4
+"""How much farther the moments of ``A_log`` may be: a head's gradient is a sum over all rows that is up to 190
+times smaller than its terms (docs/distributed.md), so that float32 in another order shows in its fifth digit."""
 
 
 def case(
@@ -79,7 +82,8 @@ def check_moved_alike(case: Case, found: Result) -> Result:
         assert (found.state[name].shape, found.state[name].dtype) == (tensor.shape, tensor.dtype), name
         if name.startswith("exp_avg"):
             error = float((found.state[name] - tensor).norm() / tensor.norm())
-            assert error < 2 * MOVED[case.dtype], (name, error)
+            allowed = 2 * MOVED[case.dtype] * (CANCELLING if name.endswith("A_log") else 1)
+            assert error < allowed, (name, error)
     return expected
 
 
