@@ -25,8 +25,8 @@ MOVED = {"float32": 1e-5, "bfloat16": 1e-4, "float64": 1e-10}
 its norm. In bfloat16 a weight here and there is rounded to its other neighbour; with experts it sends tokens
 elsewhere in the next step: there only one step is compared."""
 CANCELLING = 4
-"""How much farther the moments of ``A_log`` may be: a head's gradient is a sum over all rows that is up to 190
-times smaller than its terms (docs/distributed.md), so that float32 in another order shows in its fifth digit."""
+"""How much farther the moments of ``A_log`` may be: a head's gradient is a sum over all rows that is up to
+190 times smaller than its terms (docs/distributed.md): float32 in another order shows in its fifth digit."""
 
 
 def case(
