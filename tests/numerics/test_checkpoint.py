@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,35 @@ def train(
             **more,
         )
     )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def damaged(checkpoint: Path, damages: list[tuple[str, bytes | None, str]]) -> Iterator[tuple[str, str]]:
+    """Each file with other contents (None: without it) until the next: its name, and what is to be said."""
+    whole = contents(checkpoint)
+    for name, content, message in damages:
+        if content is None:
+            (checkpoint / name).unlink()
+        else:
+            (checkpoint / name).write_bytes(content)
+        yield name, message
+        (checkpoint / name).write_bytes(whole[name])
+
+
+def refused_resume(folder: Path, checkpoint: Path, message: str) -> HartsError:
+    """The error, which says how to do without the checkpoint."""
+    with pytest.raises(HartsError, match=message) as error:
+        train(folder, "run", steps=2, resume=True)
+    assert error.value.hint is not None
+    assert error.value.hint.startswith(f"remove {checkpoint}: --resume then continues")
+    return error.value
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def assert_same_checkpoint(a: Path, b: Path) -> None:
@@ -111,7 +141,7 @@ def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path
     write_config(tmp_path)
     path = train(tmp_path, "run", steps=1).checkpoint
     assert read_state(path).step == 1
-    whole = {p.name: p.read_bytes() for p in path.iterdir()}
+    whole = contents(path)
     state = json.loads(whole["state.json"])
 
     def flipped(name: str) -> bytes:
@@ -134,16 +164,8 @@ def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path
         ("state.json", changed(seed=9), "the checkpoint is of seed 9 in float"),
         ("state.json", changed(dtype="float16"), "in float16, not of this run"),
     ]
-    for name, content, message in damages:
-        if content is None:
-            (path / name).unlink()
-        else:
-            (path / name).write_bytes(content)
-        with pytest.raises(HartsError, match=message) as error:
-            train(tmp_path, "run", steps=2, resume=True)
-        assert error.value.hint is not None
-        assert error.value.hint.startswith(f"remove {path}: --resume then continues")
-        (path / name).write_bytes(whole[name])
+    for _, message in damaged(path, damages):
+        refused_resume(tmp_path, path, message)
     assert len(train(tmp_path, "run", steps=2, resume=True).steps) == 1
 
 
@@ -153,10 +175,7 @@ def test_weights_that_cannot_be_written_are_an_error_and_leave_nothing(
     write_inputs(tmp_path)
     write_config(tmp_path)
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(SafetensorsFile, "write", full)
+    monkeypatch.setattr(SafetensorsFile, "write", no_space)
     with pytest.raises(DataError, match=r"cannot be written .*No space left") as error:
         train(tmp_path, "run", steps=1)
     assert error.value.where == str(tmp_path / "run" / "checkpoints" / "step-000001")

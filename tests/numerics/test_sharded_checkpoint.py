@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
@@ -21,7 +20,7 @@ from harts_core.exec.weights.regions import whole_region
 from harts_core.exec.weights.safetensors_file import write_safetensors
 from harts_core.exec.weights.sharded_checkpoint import read_sharded_checkpoint
 from tests.cli.program import run_harts
-from tests.numerics.test_checkpoint import train
+from tests.numerics.test_checkpoint import contents, damaged, no_space, refused_resume, train
 from tests.support_train import TOML, write_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -38,10 +37,6 @@ def _keep_threads() -> object:
 def configure(folder: Path, form: str, *, dtype: str = "float32", every: int = 0, keep: int = 2) -> None:
     text = TOML.format(dtype=dtype, every=every, keep=keep)
     (folder / "train.toml").write_text(f'{text}checkpoint_format = "{form}"\n')
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -150,16 +145,8 @@ def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path
         ("state.json", None, r"no state\.json"),
         ("state.json", b"{}", "not the state of a checkpoint"),
     ]
-    for name, content, message in damages:
-        if content is None:
-            (path / name).unlink()
-        else:
-            (path / name).write_bytes(content)
-        with pytest.raises(HartsError, match=message) as error:
-            train(tmp_path, "run", steps=2, resume=True)
-        assert error.value.exit_code == 3, name
-        assert error.value.hint is not None
-        assert error.value.hint.startswith(f"remove {path}: --resume then continues")
+    for name, message in damaged(path, damages):
+        assert refused_resume(tmp_path, path, message).exit_code == 3, name
         result = run_harts("export-weights", path, "-o", tmp_path / "hf")
         assert result.returncode == 3, name
         assert "Traceback" not in result.stderr
@@ -167,7 +154,6 @@ def test_damaged_checkpoints_are_refused_and_say_how_to_fall_back(tmp_path: Path
         with pytest.raises(HartsError):
             train(tmp_path, "other", steps=1, checkpoint=path)
         assert not (tmp_path / "other").exists()
-        (path / name).write_bytes(whole[name])
     assert len(train(tmp_path, "run", steps=2, resume=True).steps) == 1
 
 
@@ -178,10 +164,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
     configure(tmp_path, "sharded", every=1)
     first = train(tmp_path, "run", steps=1).checkpoint
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("harts_core.exec.parallel.sharded_save._write_item", full)
+    monkeypatch.setattr("harts_core.exec.parallel.sharded_save._write_item", no_space)
     with pytest.raises(DataError, match=r"cannot be written .*No space left") as error:
         train(tmp_path, "run", steps=2, resume=True)
     assert error.value.where is not None

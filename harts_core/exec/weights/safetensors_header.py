@@ -6,13 +6,13 @@ Format: 8 bytes little-endian header length, the header (JSON: tensor name to dt
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harts_core.errors import CorruptFileError, DataError
+from harts_core.headers import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {
@@ -64,10 +64,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise CorruptFileError("not a safetensors file, or truncated in its header", where=str(path))
         raw = f.read(length)
-    try:
-        header = json.loads(raw)
-    except ValueError as error:
-        raise CorruptFileError(f"the safetensors header is not JSON ({error})", where=str(path)) from error
+    header = parse_json(raw, name="the safetensors header", where=path)
     if not isinstance(header, dict):
         raise CorruptFileError("the safetensors header is not an object", where=str(path))
     header.pop("__metadata__", None)
