@@ -32,7 +32,7 @@ from harts_core.exec.layout import build_unit_layout
 from harts_core.exec.model.config import PRESETS
 from harts_core.exec.model.decoder import HybridModel
 from harts_core.exec.unit import unit_hidden
-from harts_core.plan.calibration import UnitTiming, calibration_units, cost_model_of, fit_costs
+from harts_core.plan.calibration import calibration_units, cost_model_of, fit_costs
 from harts_core.plan.cost_model import CostModel
 from harts_core.plan.options import PlanOptions
 from harts_core.plan.plan_tree import plan_tree
@@ -65,16 +65,7 @@ def fitted_costs(model: HybridModel, *, capacity: int, chunk: int, repeats: int)
             forward.append(middle - start)
             backward.append(time.process_time() - middle)
         model.zero_grad()
-        timings.append(
-            UnitTiming(
-                shape=unit.shape,
-                tokens=unit.tokens,
-                pairs=unit.pairs,
-                backward_pairs=unit.backward_pairs,
-                forward_s=min(forward[1:]),
-                backward_s=min(backward[1:]),
-            )
-        )
+        timings.append(unit.timed(forward_s=min(forward[1:]), backward_s=min(backward[1:])))
     fits = fit_costs(timings)
     print(f"cost model: R² {fits[0].r_squared:.3f}, {fits[1].r_squared:.3f}", file=sys.stderr)
     return cost_model_of("cpu", *fits)

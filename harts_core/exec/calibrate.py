@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.errors import ConfigError, DataError, ExecError
-from harts_core.exec.config import RuntimeSection, TrainConfig, read_config
+from harts_core.exec.config import RuntimeSection, TrainConfig
 from harts_core.exec.load_model import check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
-from harts_core.exec.parallel.degrees import check_dispatcher, check_launch, check_model_degrees
-from harts_core.exec.parallel.launch import read_launch
+from harts_core.exec.parallel.degrees import check_model_degrees, read_job_config
 from harts_core.files import atomic_file, check_parent, refuse_inputs
 from harts_core.plan.calibration import (
     LEAST_TOKENS,
@@ -116,10 +115,8 @@ def calibrate_run(options: CalibrateOptions, progress: Progress = no_progress) -
         ExecError: a unit does not fit the device's memory, the times do not grow with the units, or another
             process of the job died or hangs.
     """
-    where, launch = str(options.config), read_launch()
-    config = read_config(options.config)
-    check_launch(config.parallel, launch, where)
-    check_dispatcher(config.parallel, config.runtime, where)
+    where = str(options.config)
+    config, launch = read_job_config(options.config)
     model_config = resolve_model_config(config.model, where=where)
     check_model_degrees(config.parallel, model_config, where)
     if model_config.vocab_size < ROWS:
@@ -215,14 +212,7 @@ def _time_unit(
             f"a unit of {unit.tokens} tokens does not fit the device's memory", hint="lower --capacity"
         ) from error
     forward_s, backward_s = np.min(_of_job(runs, job), axis=0).tolist()
-    return UnitTiming(
-        shape=unit.shape,
-        tokens=unit.tokens,
-        pairs=unit.pairs,
-        backward_pairs=unit.backward_pairs,
-        forward_s=forward_s,
-        backward_s=backward_s,
-    )
+    return unit.timed(forward_s=forward_s, backward_s=backward_s)
 
 
 def _time_once(

@@ -11,16 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from harts_core.errors import DataError, ExecError, HartsError, NonFiniteError
-from harts_core.exec.config import read_config
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model_section import resolve_model_config
 from harts_core.exec.parallel.degrees import (
-    check_dispatcher,
-    check_launch,
     check_model_degrees,
     check_plan_degrees,
+    read_job_config,
 )
-from harts_core.exec.parallel.launch import read_launch
 from harts_core.exec.step_data import check_plan_fits
 from harts_core.exec.weights.load import read_stored_model
 from harts_core.files import check_parent, refuse_inputs
@@ -114,9 +111,7 @@ def logprob_run(options: LogprobOptions, progress: Progress = no_progress) -> Lo
         NonFiniteError: a log-probability is NaN or infinite; nothing was written.
         ExecError: another process of the job died or hangs; nothing was written.
     """
-    config, launch = read_config(options.config), read_launch()
-    check_launch(config.parallel, launch, str(options.config))
-    check_dispatcher(config.parallel, config.runtime, str(options.config))
+    config, launch = read_job_config(options.config)
     inputs = (options.tree, options.plan, options.config, options.checkpoint)
     refuse_inputs(options.out, (path for path in inputs if path is not None))
     check_parent(options.out)

@@ -19,18 +19,17 @@ from harts_core.errors import (
     HartsError,
     InvalidPlanError,
 )
-from harts_core.exec.config import TrainConfig, read_config
+from harts_core.exec.config import TrainConfig
 from harts_core.exec.load_model import at_file, check_backend, load_model
 from harts_core.exec.model.config import ModelConfig
 from harts_core.exec.model_section import COMPUTED, resolve_model_config
 from harts_core.exec.objectives import Objective, build_objective, needs_whole_trajectories
 from harts_core.exec.parallel.degrees import (
-    check_dispatcher,
-    check_launch,
     check_model_degrees,
     check_plan_degrees,
+    read_job_config,
 )
-from harts_core.exec.parallel.launch import Launch, read_launch
+from harts_core.exec.parallel.launch import Launch
 from harts_core.exec.weights.load import StoredModel, read_stored_model
 from harts_core.files import atomic_directory, atomic_file, check_parent, refuse_inputs, sha256_file
 from harts_core.progress import Progress, no_progress
@@ -215,11 +214,8 @@ def _check_options(options: RunOptions) -> _Setup:
     """Everything that needs neither torch nor the trees."""
     from harts_core.exec.checkpoint import check_same_config, falling_back, list_checkpoints
 
-    config = read_config(options.config)
+    config, launch = read_job_config(options.config)
     where = str(options.config)
-    launch = read_launch()
-    check_launch(config.parallel, launch, where)
-    check_dispatcher(config.parallel, config.runtime, where)
     objective = build_objective(config.objective, where)
     if not options.plans or not options.trees:
         raise ConfigError("name at least one plan and one tree")

@@ -32,6 +32,23 @@ PAIRS = CostModel(name="pairs", alpha_forward=0.0, beta_forward=1.0, alpha_backw
 """The cost of a unit under this model is A forward and R backward."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTiming:
+    """A timed unit.
+
+    Attributes:
+        shape, tokens, pairs, backward_pairs: as in CalibrationUnit.
+        forward_s, backward_s: measured seconds.
+    """
+
+    shape: str
+    tokens: int
+    pairs: int
+    backward_pairs: int
+    forward_s: float
+    backward_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CalibrationUnit:
     """One unit to time: unit 0 of ``bundle``, a plan of ``tree``.
@@ -51,22 +68,16 @@ class CalibrationUnit:
     pairs: int
     backward_pairs: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTiming:
-    """A timed unit.
-
-    Attributes:
-        shape, tokens, pairs, backward_pairs: as in CalibrationUnit.
-        forward_s, backward_s: measured seconds.
-    """
-
-    shape: str
-    tokens: int
-    pairs: int
-    backward_pairs: int
-    forward_s: float
-    backward_s: float
+    def timed(self, *, forward_s: float, backward_s: float) -> UnitTiming:
+        """The unit with its measured seconds."""
+        return UnitTiming(
+            shape=self.shape,
+            tokens=self.tokens,
+            pairs=self.pairs,
+            backward_pairs=self.backward_pairs,
+            forward_s=forward_s,
+            backward_s=backward_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from harts_core.errors import ConfigError, MissingBackendError
-from harts_core.exec.config import ParallelSection, RuntimeSection
+from harts_core.exec.config import ParallelSection, RuntimeSection, TrainConfig, read_config
 from harts_core.exec.model.config import ModelConfig
-from harts_core.exec.parallel.launch import Launch
+from harts_core.exec.parallel.launch import Launch, read_launch
+
+
+def read_job_config(path: Path) -> tuple[TrainConfig, Launch]:
+    """A configuration and how this process was started, which must fit each other.
+
+    Args:
+        path: train.toml.
+
+    Raises:
+        ConfigError: see ``read_config``, ``read_launch``, ``check_launch`` and ``check_dispatcher``.
+        MissingBackendError: see ``check_dispatcher``.
+    """
+    config, launch = read_config(path), read_launch()
+    check_launch(config.parallel, launch, str(path))
+    check_dispatcher(config.parallel, config.runtime, str(path))
+    return config, launch
 
 
 def check_launch(parallel: ParallelSection, launch: Launch, where: str) -> None:
